@@ -1,0 +1,1 @@
+"""The `strongroom` command: one module a verb."""

@@ -1,0 +1,1 @@
+"""The control plane: tenants, registry, keys, policy, grants, leases, revocation, audit."""

@@ -1,0 +1,1 @@
+"""The process beside each engine: socket, sessions, invalidation follower, leases, audit spool."""

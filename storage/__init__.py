@@ -1,0 +1,1 @@
+"""Ciphertext at rest and in motion: envelope, key ring, lifecycle, tiers, transfers, recovery."""

@@ -1,0 +1,123 @@
+"""Where blocks begin and end, and the ids that chain them.
+
+Rules (docs/format.md section 4):
+- Blocks hold whole pages, at most `tokens_per_block` tokens, and start on the grid of their
+  region. A region ends at the last whole page of its span; the grid starts anew there. The
+  page that straddles a span's end belongs to the next region, whose labels it carries.
+- Tokens after the last whole page are never stored.
+- `id_i = BLAKE2b-256(key, parent ‖ position ‖ token count ‖ token ids ‖ extras)`, keyed with
+  the lookup key in force, so that nobody without the key can compute or compare ids.
+"""
+
+from __future__ import annotations
+
+import array
+import hashlib
+import struct
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, NewType
+
+from strongroom.errors import Misuse
+from strongroom.limits import EXTRAS_BYTES_MAX, PROMPT_TOKENS_MAX
+
+BlockId = NewType("BlockId", bytes)
+"""32 bytes."""
+
+ROOT_PARENT: Final = BlockId(bytes(32))
+_PERSON: Final = b"strongroom/block"
+_PROMPT_DOMAIN: Final = b"strongroom/prompt/v1"
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Tokens `[start, end)` of a prompt that form one block, inside span `span`."""
+
+    start: int
+    end: int
+    span: int
+
+    @property
+    def tokens(self) -> int:
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """How a prompt is cut: block and page size, both in tokens."""
+
+    tokens_per_block: int
+    page_tokens: int
+
+    def __post_init__(self) -> None:
+        if self.page_tokens <= 0:
+            raise Misuse("a page holds at least one token", field="page_tokens")
+        if self.tokens_per_block <= 0 or self.tokens_per_block % self.page_tokens:
+            raise Misuse(
+                "a block must be a whole number of pages",
+                field="tokens_per_block",
+                limit=self.page_tokens,
+            )
+
+    def whole_pages(self, tokens: int) -> int:
+        """The largest number of tokens up to `tokens` that fills whole pages."""
+        return tokens - tokens % self.page_tokens
+
+    def plan(self, span_ends: Sequence[int], tokens: int) -> tuple[Extent, ...]:
+        """Cut the first `tokens` tokens of a prompt whose spans end at `span_ends`.
+
+        Tokens beyond the last span belong to no span and are not stored.
+        """
+        extents: list[Extent] = []
+        start = 0
+        for span, end in enumerate(span_ends):
+            cut = self.whole_pages(min(end, tokens))
+            while start < cut:
+                stop = min(start + self.tokens_per_block, cut)
+                extents.append(Extent(start, stop, span))
+                start = stop
+        return tuple(extents)
+
+    def shorter(self, extent: Extent) -> Iterator[Extent]:
+        """The shorter blocks that may stand where `extent` missed, longest first."""
+        for end in range(extent.end - self.page_tokens, extent.start, -self.page_tokens):
+            yield Extent(extent.start, end, extent.span)
+
+
+def pack_tokens(token_ids: Sequence[int]) -> bytes:
+    """Token ids as u32 little-endian, back to back."""
+    if len(token_ids) > PROMPT_TOKENS_MAX:
+        raise Misuse("too many tokens", field="tokens", limit=PROMPT_TOKENS_MAX)
+    try:
+        packed = array.array("I", token_ids)
+    except (OverflowError, TypeError) as error:
+        raise Misuse("token ids are integers from 0 to 2^32-1", field="tokens") from error
+    if packed.itemsize != 4:  # pragma: no cover - no supported platform has another width
+        return struct.pack(f"<{len(token_ids)}I", *token_ids)
+    if sys.byteorder == "big":  # pragma: no cover
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def prompt_digest(packed_tokens: bytes) -> bytes:
+    """SHA-256 over a prompt's packed token ids, with its own domain and count; 32 bytes."""
+    count = struct.pack("<I", len(packed_tokens) // 4)
+    return hashlib.sha256(_PROMPT_DOMAIN + count + packed_tokens).digest()
+
+
+def block_id(
+    lookup_key: bytes, parent: BlockId, position: int, packed_tokens: bytes, extras: bytes = b""
+) -> BlockId:
+    """The id of the block whose first token stands at `position`; see the module's rules."""
+    if len(extras) > EXTRAS_BYTES_MAX:
+        raise Misuse("extras are too long", field="extras", limit=EXTRAS_BYTES_MAX)
+    if len(lookup_key) != 32:
+        raise Misuse("a lookup key has 32 bytes", field="lookup_key", limit=32)
+    digest = hashlib.blake2b(digest_size=32, key=lookup_key, person=_PERSON)
+    digest.update(parent)
+    digest.update(struct.pack("<QI", position, len(packed_tokens) // 4))
+    digest.update(packed_tokens)
+    digest.update(struct.pack("<I", len(extras)))
+    digest.update(extras)
+    return BlockId(digest.digest())

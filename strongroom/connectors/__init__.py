@@ -1,0 +1,1 @@
+"""Engine adapters: each speaks its engine's interface above and the sidecar's socket below."""

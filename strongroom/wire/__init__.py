@@ -1,0 +1,1 @@
+"""The socket protocol between an engine and its sidecar: framing and frames."""
