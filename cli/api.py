@@ -1,0 +1,103 @@
+"""The admin client: the service's HTTP API with a token, problems turned into typed errors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+from strongroom.errors import Refused, StrongroomError, Unavailable
+
+TIMEOUT_S = 60.0
+
+
+class ApiProblem(StrongroomError):
+    """The service answered with a problem (RFC 9457)."""
+
+    code = "problem"
+
+    def __init__(self, status: int, problem: dict[str, Any]) -> None:
+        detail = problem.get("detail") or problem.get("title") or "no detail"
+        super().__init__(
+            f"{status}: {detail}", field=problem.get("field"), limit=problem.get("limit")
+        )
+        self.status = status
+        self.problem = problem
+
+
+def read_token(path: Path) -> str:
+    """The bearer token in a file; `Refused` if others than its owner can read it."""
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError as error:
+        raise Refused(
+            f"no token at {path}: run `strongroom token` beside the service, or give --token-file",
+            field="token_file",
+        ) from error
+    if mode & 0o077:
+        raise Refused(f"{path} can be read by others: chmod 600 {path}", field="token_file")
+    return path.read_text().strip()
+
+
+class Api:
+    """One service, one caller. Use as a context manager."""
+
+    def __init__(self, url: str, token: str, *, timeout_s: float = TIMEOUT_S) -> None:
+        self._http = httpx.Client(
+            base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=timeout_s
+        )
+        self._url = url
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._http.close()
+
+    def get(self, path: str, **params: str | int | None) -> Any:
+        """`GET`; parameters that are None are left out."""
+        given = {name: value for name, value in params.items() if value is not None}
+        return self._call("GET", path, params=given)
+
+    def post(
+        self, path: str, body: dict[str, Any], *, headers: dict[str, str] | None = None
+    ) -> Any:
+        """`POST` with a JSON body."""
+        return self._call("POST", path, json=body, headers=headers)
+
+    def delete(self, path: str) -> Any:
+        """`DELETE`."""
+        return self._call("DELETE", path)
+
+    def text(self, path: str, **params: str | int | None) -> str:
+        """`GET` of something that is no JSON."""
+        given = {name: value for name, value in params.items() if value is not None}
+        return self._response("GET", path, params=given).text
+
+    def _call(self, method: str, path: str, **options: Any) -> Any:
+        response = self._response(method, path, **options)
+        return response.json() if response.content else None
+
+    def _response(self, method: str, path: str, **options: Any) -> httpx.Response:
+        try:
+            response = self._http.request(method, path, **options)
+        except httpx.TransportError as error:
+            raise Unavailable(
+                f"no service at {self._url} ({type(error).__name__}): start it with "
+                "`strongroom serve` or give --url",
+                field="url",
+            ) from error
+        if response.is_success:
+            return response
+        try:
+            problem = response.json()
+        except ValueError:
+            problem = {"title": response.reason_phrase}
+        raise ApiProblem(response.status_code, problem)
