@@ -1,0 +1,142 @@
+"""Sealing and opening: per-block key, AES-256-GCM segments, key commitment.
+
+Rules (docs/format.md section 5):
+- The key belongs to one sealing: HKDF over block id and a fresh 128-bit salt. So nonces may
+  count segments, and two writers of one block id never share a (key, nonce).
+- The AAD of a segment binds format version, identity fingerprint, KV format and layout, block
+  id, rank, segment index, segment count and plaintext length.
+- The commitment is compared in constant time before anything is opened: one ciphertext never
+  opens under two keys.
+- Plaintext goes straight into the caller's buffer. `decrypt_into` leaves plaintext there on a
+  bad tag (ANCHORS), so the segment's output is wiped before the error leaves this module.
+- Everything here is pure CPU work on memoryviews, without a lock: workers call it.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from storage.block import BlockContext
+from storage.header import TAG_BYTES, VERSION, Header, segment_spans, write_frame
+from storage.memory import wipe
+from strongroom.canonical import encode_fields
+from strongroom.derivation import BLOCK_SALT_BYTES, BlockKey, block_key
+from strongroom.errors import Corrupt, Misuse
+
+AAD_MAGIC = b"SRSG"
+
+
+def segment_aad(context: BlockContext, index: int) -> bytes:
+    """What segment `index` of a block is bound to (docs/format.md section 5.3)."""
+    return encode_fields(
+        AAD_MAGIC,
+        VERSION,
+        (
+            (1, bytes.fromhex(context.namespace)),
+            (2, context.format_digest),
+            (3, context.layout_digest),
+            (4, context.block),
+            (5, struct.pack("<I", context.rank)),
+            (6, struct.pack("<I", index)),
+            (7, struct.pack("<I", len(context.segment_bytes))),
+            (8, struct.pack("<Q", context.segment_bytes[index])),
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Sealer:
+    """One sealing in progress. Segments may be sealed in any order, each once, by any thread."""
+
+    header: Header
+    _key: BlockKey
+
+    @classmethod
+    def begin(cls, context: BlockContext, data_key: bytes, sequence: int) -> Sealer:
+        """Draw a salt and derive the block's key."""
+        salt = secrets.token_bytes(BLOCK_SALT_BYTES)
+        key = block_key(data_key, context.block, salt)
+        return cls(Header(context, salt, key.commitment, sequence), key)
+
+    def segments(self, indexes: Sequence[int], plaintext: memoryview, record: memoryview) -> None:
+        """Encrypt `indexes` of the block in `plaintext` into their places in `record`."""
+        context = self.header.context
+        _check_buffers(self.header, plaintext, record)
+        spans = tuple(segment_spans(context.segment_bytes))
+        cipher = AESGCM(self._key.key)
+        for index in indexes:
+            plain, sealed, size = spans[index]
+            cipher.encrypt_into(
+                nonce(index),
+                plaintext[plain : plain + size],
+                segment_aad(context, index),
+                record[sealed : sealed + size + TAG_BYTES],
+            )
+
+    def finish(self, record: memoryview) -> None:
+        """Frame the record: header, padding and tail. Last, so that a header means sealed."""
+        write_frame(record, self.header)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Opener:
+    """One opening in progress; made only when the header matches and the commitment holds."""
+
+    header: Header
+    _key: BlockKey
+
+    @classmethod
+    def begin(cls, header: Header, expected: BlockContext, data_key: bytes) -> Opener:
+        """Check `header` against what the caller expects; raises `Corrupt`."""
+        if header.context != expected:
+            raise Corrupt("the record is another block's")
+        key = block_key(data_key, expected.block, header.salt)
+        if not hmac.compare_digest(key.commitment, header.commitment):
+            raise Corrupt("the record was sealed under another key")
+        return cls(header, key)
+
+    def segments(self, indexes: Sequence[int], record: memoryview, plaintext: memoryview) -> None:
+        """Decrypt `indexes` into their places in `plaintext`.
+
+        Raises `Corrupt` on a bad tag; what these indexes had already put out is wiped.
+        """
+        context = self.header.context
+        _check_buffers(self.header, plaintext, record)
+        spans = tuple(segment_spans(context.segment_bytes))
+        cipher = AESGCM(self._key.key)
+        done: list[memoryview] = []
+        try:
+            for index in indexes:
+                plain, sealed, size = spans[index]
+                done.append(plaintext[plain : plain + size])
+                cipher.decrypt_into(
+                    nonce(index),
+                    record[sealed : sealed + size + TAG_BYTES],
+                    segment_aad(context, index),
+                    done[-1],
+                )
+        except BaseException as error:
+            for output in done:
+                wipe(output)
+            if isinstance(error, InvalidTag):
+                raise Corrupt("a segment does not open") from error
+            raise
+
+
+def nonce(index: int) -> bytes:
+    """The 96-bit nonce of segment `index`: the index itself, big-endian."""
+    return index.to_bytes(12, "big")
+
+
+def _check_buffers(header: Header, plaintext: memoryview, record: memoryview) -> None:
+    if len(plaintext) != header.context.plaintext_bytes:
+        raise Misuse("staging is not the block's length", field="staging")
+    if len(record) != header.record_bytes:
+        raise Misuse("the buffer is not the record's length", field="record")

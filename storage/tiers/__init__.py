@@ -1,0 +1,1 @@
+"""Where ciphertext lives: one protocol, one contract suite, several tiers."""

@@ -1,0 +1,219 @@
+"""The host tier: ciphertext in one memfd arena, sealed in place and read in place.
+
+A block's record is encrypted straight into its extent and decrypted straight out of it; there
+is no other copy. Extents come from `Extents`; when none fits, the least recently used leaves
+that nobody holds go first. A block that is not written behind yet may be evicted only when
+nothing else is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from contextlib import asynccontextmanager
+
+from storage.block import BlockAddress
+from storage.envelope import Header
+from storage.extents import Extents, rounded
+from storage.index import Index
+from storage.lifecycle import Admit, Place, Reserved, Resident, Sealed, seal
+from storage.memfd import MemoryFile
+from storage.quota import Quota
+from storage.tiers.protocol import TierName, TierStatistics
+from strongroom.clock import Clock
+from strongroom.errors import Missing, Overloaded
+from strongroom.identity import ComponentId, NamespaceId
+
+
+def _nothing_is_dirty(_: BlockAddress) -> bool:
+    return False
+
+
+class HostTier:
+    """An arena of `capacity_bytes`. `is_dirty` says which blocks are better not evicted yet."""
+
+    name = TierName.HOST
+
+    def __init__(
+        self,
+        capacity_bytes: int,
+        clock: Clock,
+        *,
+        pin_ns: int,
+        quota_bytes: int | None = None,
+        is_dirty: Callable[[BlockAddress], bool] = _nothing_is_dirty,
+        lock_memory: bool = True,
+    ) -> None:
+        self._arena = MemoryFile("strongroom-arena", rounded(capacity_bytes), lock=lock_memory)
+        self._room = Extents(self._arena.size)
+        self._clock = clock
+        self._pin_ns = pin_ns
+        self._index = Index(clock)
+        self._quota = Quota(quota_bytes)
+        self._is_dirty = is_dirty
+        self._readers: dict[int, int] = {}
+        self._leaving: dict[int, tuple[ComponentId, Place]] = {}
+        self._stored = 0
+        self._evictions = 0
+        self._overloads = 0
+
+    def __contains__(self, address: BlockAddress) -> bool:
+        return address in self._index
+
+    def resident(self, address: BlockAddress) -> Resident | None:
+        row = self._index.get(address)
+        return None if row is None else row.resident
+
+    def touch(self, address: BlockAddress) -> None:
+        self._index.touch(address)
+
+    # The states of a block that is written in place
+
+    def reserve(
+        self, address: BlockAddress, tenant: ComponentId, namespace: NamespaceId, nbytes: int
+    ) -> Reserved:
+        """Room for a record, charged at once. Raises `QuotaExceeded` or `Overloaded`."""
+        self._quota.check(tenant, nbytes)
+        offset = self._make_room(nbytes)
+        if offset is None:
+            self._overloads += 1
+            raise Overloaded("no room in the host tier now", limit=self._arena.size)
+        self._quota.charge(tenant, nbytes)
+        return Reserved(address, tenant, namespace, Place(offset, nbytes))
+
+    def buffer(self, reserved: Reserved) -> memoryview:
+        """The bytes of a reserved or sealed block."""
+        return self._bytes(reserved.place)
+
+    def seal(self, reserved: Reserved, header: Header) -> Sealed:
+        """The record is complete in its buffer."""
+        return seal(reserved, header)
+
+    def publish(self, sealed: Sealed, admit: Admit) -> Resident:
+        """Make it visible, if `admit` does not raise; otherwise its room is given back."""
+        reserved = sealed.reserved
+        try:
+            admit()
+        except BaseException:
+            self.abandon(reserved)
+            raise
+        if reserved.address in self._index:
+            self.drop(reserved.address)
+        self._stored += 1
+        return self._index.insert(
+            reserved.address,
+            sealed.header.context.parent,
+            reserved.tenant,
+            reserved.namespace,
+            reserved.place,
+        )
+
+    def abandon(self, block: Reserved | Sealed) -> None:
+        """Give the room of an unpublished block back, its bytes overwritten."""
+        reserved = block.reserved if isinstance(block, Sealed) else block
+        self._give_back(reserved.tenant, reserved.place)
+
+    # The tier protocol
+
+    async def put(self, header: Header, record: memoryview, admit: Admit) -> Resident:
+        context = header.context
+        reserved = self.reserve(context.address, context.tenant, context.namespace, len(record))
+        self._bytes(reserved.place)[:] = record
+        return self.publish(self.seal(reserved, header), admit)
+
+    @asynccontextmanager
+    async def hold(self, address: BlockAddress) -> AsyncIterator[memoryview]:
+        row = self._index.get(address)
+        if row is None:
+            raise Missing("not resident")
+        pin = self._index.pin(row.resident, self._clock() + self._pin_ns)
+        self._readers[row.place.offset] = self._readers.get(row.place.offset, 0) + 1
+        view = self._bytes(row.place)
+        try:
+            yield view
+        finally:
+            view.release()
+            if pin is not None:
+                self._index.unpin(pin)
+            self._let_go(row.place)
+
+    def evict(self, address: BlockAddress) -> int:
+        if self._index.is_pinned(address):
+            return 0
+        freed = self.drop(address)
+        self._evictions += 1 if freed else 0
+        return freed
+
+    def drop(self, address: BlockAddress) -> int:
+        if address not in self._index:
+            return 0
+        row = self._index.remove(address)
+        if row.place.offset in self._readers:
+            # A reader still decrypts from these bytes: the room follows when it lets go.
+            self._leaving[row.place.offset] = (row.resident.tenant, row.place)
+        else:
+            self._give_back(row.resident.tenant, row.place)
+        return row.place.nbytes
+
+    def drop_namespaces(self, namespaces: Collection[NamespaceId]) -> tuple[int, int]:
+        freed = [self.drop(address) for address in list(self._index.of_namespaces(namespaces))]
+        return len(freed), sum(freed)
+
+    def namespaces(self) -> Mapping[NamespaceId, int]:
+        return self._index.namespaces()
+
+    def set_quota(self, tenant: ComponentId, nbytes: int) -> None:
+        self._quota.set_cap(tenant, nbytes)
+
+    def used(self) -> Mapping[ComponentId, int]:
+        return self._quota.used()
+
+    def statistics(self) -> TierStatistics:
+        return TierStatistics(
+            name=self.name,
+            blocks=len(self._index),
+            used_bytes=self._room.used_bytes,
+            capacity_bytes=self._arena.size,
+            pinned=self._index.pinned,
+            stored=self._stored,
+            evictions=self._evictions,
+            quota_refusals=self._quota.refusals,
+            overloads=self._overloads,
+        )
+
+    async def close(self) -> None:
+        self._arena.close()
+
+    def _make_room(self, nbytes: int) -> int | None:
+        if nbytes > self._arena.size:
+            return None
+        offset = self._room.take(nbytes)
+        while offset is None:
+            victim = self._victim()
+            if victim is None or not self.evict(victim):
+                return None
+            offset = self._room.take(nbytes)
+        return offset
+
+    def _victim(self) -> BlockAddress | None:
+        for address in self._index.victims():
+            if not self._is_dirty(address):
+                return address
+        return None
+
+    def _bytes(self, place: Place) -> memoryview:
+        return self._arena.view[place.offset : place.offset + place.nbytes]
+
+    def _let_go(self, place: Place) -> None:
+        self._readers[place.offset] -= 1
+        if self._readers[place.offset]:
+            return
+        del self._readers[place.offset]
+        leaving = self._leaving.pop(place.offset, None)
+        if leaving is not None:
+            self._give_back(*leaving)
+
+    def _give_back(self, tenant: ComponentId, place: Place) -> None:
+        # The header goes, so that a later occupant's half-written room never reads as a record.
+        self._arena.view[place.offset : place.offset + 4096] = bytes(4096)
+        self._room.give_back(place.offset, place.nbytes)
+        self._quota.credit(tenant, place.nbytes)

@@ -1,0 +1,120 @@
+"""The reference tier: a dictionary of records. Small enough to be right by reading it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Collection, Mapping
+from contextlib import asynccontextmanager
+
+from storage.block import BlockAddress
+from storage.envelope import Header
+from storage.index import Index
+from storage.lifecycle import Admit, Place, Resident
+from storage.quota import Quota
+from storage.tiers.protocol import TierName, TierStatistics
+from strongroom.clock import Clock
+from strongroom.errors import Missing, Overloaded
+from strongroom.identity import ComponentId, NamespaceId
+
+
+class MemoryTier:
+    """Keeps whole records in ordinary memory, up to `capacity_bytes`."""
+
+    name = TierName.MEMORY
+
+    def __init__(self, capacity_bytes: int, clock: Clock, *, pin_ns: int = 30 * 10**9) -> None:
+        self._capacity_bytes = capacity_bytes
+        self._clock = clock
+        self._pin_ns = pin_ns
+        self._index = Index(clock)
+        self._records: dict[BlockAddress, bytes] = {}
+        self._quota = Quota()
+        self._used_bytes = 0
+        self._stored = 0
+        self._evictions = 0
+
+    def __contains__(self, address: BlockAddress) -> bool:
+        return address in self._index
+
+    def resident(self, address: BlockAddress) -> Resident | None:
+        row = self._index.get(address)
+        return None if row is None else row.resident
+
+    def touch(self, address: BlockAddress) -> None:
+        self._index.touch(address)
+
+    async def put(self, header: Header, record: memoryview, admit: Admit) -> Resident:
+        context = header.context
+        nbytes = len(record)
+        self._quota.check(context.tenant, nbytes)
+        while self._used_bytes + nbytes > self._capacity_bytes:
+            victim = next(self._index.victims(), None)
+            if victim is None:
+                raise Overloaded("the tier is full of pinned blocks", limit=self._capacity_bytes)
+            self.evict(victim)
+        copy = bytes(record)
+        admit()
+        if context.address in self._index:
+            self.drop(context.address)
+        resident = self._index.insert(
+            context.address, context.parent, context.tenant, context.namespace, Place(0, nbytes)
+        )
+        self._records[context.address] = copy
+        self._quota.charge(context.tenant, nbytes)
+        self._used_bytes += nbytes
+        self._stored += 1
+        return resident
+
+    @asynccontextmanager
+    async def hold(self, address: BlockAddress) -> AsyncIterator[memoryview]:
+        row = self._index.get(address)
+        if row is None:
+            raise Missing("not resident")
+        pin = self._index.pin(row.resident, self._clock() + self._pin_ns)
+        try:
+            yield memoryview(self._records[address])
+        finally:
+            if pin is not None:
+                self._index.unpin(pin)
+
+    def evict(self, address: BlockAddress) -> int:
+        if address not in self._index or self._index.is_pinned(address):
+            return 0
+        self._evictions += 1
+        return self.drop(address)
+
+    def drop(self, address: BlockAddress) -> int:
+        if address not in self._index:
+            return 0
+        row = self._index.remove(address)
+        del self._records[address]
+        self._quota.credit(row.resident.tenant, row.place.nbytes)
+        self._used_bytes -= row.place.nbytes
+        return row.place.nbytes
+
+    def drop_namespaces(self, namespaces: Collection[NamespaceId]) -> tuple[int, int]:
+        freed = [self.drop(address) for address in list(self._index.of_namespaces(namespaces))]
+        return len(freed), sum(freed)
+
+    def namespaces(self) -> Mapping[NamespaceId, int]:
+        return self._index.namespaces()
+
+    def set_quota(self, tenant: ComponentId, nbytes: int) -> None:
+        self._quota.set_cap(tenant, nbytes)
+
+    def used(self) -> Mapping[ComponentId, int]:
+        return self._quota.used()
+
+    def statistics(self) -> TierStatistics:
+        return TierStatistics(
+            name=self.name,
+            blocks=len(self._index),
+            used_bytes=self._used_bytes,
+            capacity_bytes=self._capacity_bytes,
+            pinned=self._index.pinned,
+            stored=self._stored,
+            evictions=self._evictions,
+            quota_refusals=self._quota.refusals,
+        )
+
+    async def close(self) -> None:
+        self._records.clear()

@@ -1,0 +1,108 @@
+"""What every tier promises.
+
+- `put` copies a whole record in. The block is invisible until the last byte is there and
+  `admit()` has returned; then it is visible at once. A `put` that fails leaves nothing behind,
+  no bytes charged and no address taken, and may be repeated.
+- `hold` pins a block and gives its record bytes; a reader sees one writing, whole.
+- `evict` frees the room of a block that nobody holds; `drop` frees it also when somebody does
+  (the holder's bytes stay until it lets go).
+- Record bytes are the same in every tier, but for the region stamp in the header.
+- All calls are made on the event loop's thread; bytes move on executors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from storage.block import BlockAddress
+from storage.envelope import Header
+from storage.lifecycle import Admit, Resident
+from strongroom.identity import ComponentId, NamespaceId
+
+
+class TierName(StrEnum):
+    """The tiers there are."""
+
+    MEMORY = "memory"
+    HOST = "host"
+    NVME = "nvme"
+
+
+@dataclass(frozen=True, slots=True)
+class TierStatistics:
+    """Counters since start, and gauges now. Bytes are record bytes."""
+
+    name: TierName
+    blocks: int = 0
+    used_bytes: int = 0
+    capacity_bytes: int = 0
+    pinned: int = 0
+    stored: int = 0
+    evictions: int = 0
+    quota_refusals: int = 0
+    overloads: int = 0
+    io_errors: int = 0
+    recovered: int = 0
+    torn: int = 0
+    foreign: int = 0
+    stale: int = 0
+    corrupt: int = 0
+
+
+class Tier(Protocol):
+    """One place for ciphertext."""
+
+    @property
+    def name(self) -> TierName: ...
+
+    def __contains__(self, address: BlockAddress, /) -> bool: ...
+
+    def resident(self, address: BlockAddress) -> Resident | None:
+        """The block's metadata, without touching its recency."""
+        ...
+
+    def touch(self, address: BlockAddress) -> None:
+        """Count a use."""
+        ...
+
+    async def put(self, header: Header, record: memoryview, admit: Admit) -> Resident:
+        """Store a sealed record. Raises `QuotaExceeded`, `Overloaded`, or what `admit` raises."""
+        ...
+
+    def hold(self, address: BlockAddress) -> AbstractAsyncContextManager[memoryview]:
+        """The record's bytes while the context lasts. Raises `Missing` or `Unavailable`."""
+        ...
+
+    def evict(self, address: BlockAddress) -> int:
+        """Bytes freed; 0 if the block is absent or pinned."""
+        ...
+
+    def drop(self, address: BlockAddress) -> int:
+        """Make the block gone now; bytes freed, 0 if it is absent."""
+        ...
+
+    def drop_namespaces(self, namespaces: Collection[NamespaceId]) -> tuple[int, int]:
+        """Drop every block of these namespaces: blocks and bytes."""
+        ...
+
+    def namespaces(self) -> Mapping[NamespaceId, int]:
+        """Namespaces that have blocks here, and how many."""
+        ...
+
+    def set_quota(self, tenant: ComponentId, nbytes: int) -> None:
+        """A tenant's hard cap in this tier."""
+        ...
+
+    def used(self) -> Mapping[ComponentId, int]:
+        """Bytes charged, by tenant."""
+        ...
+
+    def statistics(self) -> TierStatistics: ...
+
+    async def close(self) -> None:
+        """Finish what runs and give everything back."""
+        ...
