@@ -1,0 +1,1 @@
+"""Who is calling: tokens, actors, and the one place where tenant scope is applied."""

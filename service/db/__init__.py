@@ -1,0 +1,1 @@
+"""The database: engine, sessions, types, and the metadata that migrations compare with."""

@@ -1,0 +1,1 @@
+"""Grants: signed capabilities for namespaces, decided in one snapshot."""

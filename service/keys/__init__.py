@@ -1,0 +1,1 @@
+"""Component secrets and the key-encryption keys that wrap them."""

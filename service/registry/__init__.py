@@ -1,0 +1,1 @@
+"""What an identity is made of: artefacts, documents and their versions."""

@@ -1,0 +1,1 @@
+"""Policy rules of each tenant, and decisions over them."""

@@ -1,0 +1,1 @@
+"""Tenants, their principals, groups and memberships."""
