@@ -1,0 +1,134 @@
+"""The demo's world in the control plane: two tenants, their people, groups, document, artefacts.
+
+Everything goes through the public HTTP API, as an operator and as a gateway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cli.api import Api
+from strongroom.blocks import pack_tokens, prompt_digest
+
+
+@dataclass(frozen=True, slots=True)
+class Artefacts:
+    """Component ids of what the engine runs."""
+
+    model: str
+    tokenizer: str
+    template: str
+    policy: str
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A user of a tenant, with a token of their own."""
+
+    name: str
+    tenant: str
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A grant as a gateway receives it."""
+
+    token: str
+    salt: str
+    granted_tokens: int
+    shape: tuple[str, ...]
+    """The answer's field names and the lengths of its values, to compare what it reveals."""
+
+
+Part = tuple[int, dict[str, str]]
+"""End token and source of one span: `{"document": id}` or `{"group": id or name}`."""
+
+
+class World:
+    """Sets up and changes what the service knows."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+
+    def tenant(self, name: str) -> str:
+        """A new tenant's component id."""
+        return str(self._api.post("/v1/tenants", {"name": name})["id"])
+
+    def group(self, tenant: str, name: str) -> str:
+        """A new access group's component id."""
+        return str(self._api.post(f"/v1/tenants/{tenant}/groups", {"name": name})["id"])
+
+    def subject(self, tenant: str, name: str, groups: Sequence[str] = ()) -> Subject:
+        """A new user, member of `groups`, with a token."""
+        self._api.post(f"/v1/tenants/{tenant}/principals", {"name": name})
+        for group in groups:
+            self._api.post(
+                f"/v1/tenants/{tenant}/memberships", {"principal": name, "group": group}
+            )
+        answer = self._api.post(f"/v1/tenants/{tenant}/principals/{name}/tokens", {})
+        return Subject(name, tenant, str(answer["token"]))
+
+    def remove_subject(self, subject: Subject) -> Any:
+        """Remove a user: their grants die, their private group's component is destroyed."""
+        return self._api.delete(f"/v1/tenants/{subject.tenant}/principals/{subject.name}")
+
+    def artefact(self, kind: str, name: str, revision: str, digest: str) -> str:
+        """Register a shared artefact; its component id."""
+        body = {"kind": kind, "name": name, "revision": revision, "digest": digest}
+        return str(self._api.post("/v1/artefacts", body)["id"])
+
+    def tenant_policy(self, tenant: str, name: str, digest: str) -> str:
+        """Register a tenant's content policy; its component id."""
+        body = {
+            "kind": "policy",
+            "name": name,
+            "revision": "1",
+            "digest": digest,
+            "tenant": tenant,
+        }
+        return str(self._api.post("/v1/artefacts", body)["id"])
+
+    def upgrade(self, artefact: str, revision: str, digest: str) -> str:
+        """Replace an artefact by a new revision in one transaction; the new component id."""
+        answer = self._api.post(
+            f"/v1/artefacts/{artefact}/upgrade", {"revision": revision, "digest": digest}
+        )
+        return str(answer["id"])
+
+    def document(self, tenant: str, name: str, group: str, digest: str) -> str:
+        """Register a document with its first version; the version's component id."""
+        document = self._api.post(f"/v1/tenants/{tenant}/documents", {"name": name})["id"]
+        version = self._api.post(
+            f"/v1/tenants/{tenant}/documents/{document}/versions",
+            {"content_digest": digest, "group": group},
+        )
+        return str(version["id"])
+
+    def grant(
+        self,
+        subject: Subject,
+        artefacts: Artefacts,
+        tokens: Sequence[int],
+        parts: Sequence[Part],
+    ) -> Grant:
+        """Ask, as the gateway, for a grant in the name of the subject's own token."""
+        answer = self._api.post(
+            "/v1/grants",
+            {
+                "model": artefacts.model,
+                "adapter": "none",
+                "tokenizer": artefacts.tokenizer,
+                "template": artefacts.template,
+                "policy": artefacts.policy,
+                "spans": [{"end": end, **source} for end, source in parts],
+                "prompt_tokens": len(tokens),
+                "prompt_digest": prompt_digest(pack_tokens(tokens)).hex(),
+                "operations": ["read", "write"],
+            },
+            headers={"Strongroom-Subject-Token": subject.token},
+        )
+        shape = tuple(f"{name}:{type(value).__name__}" for name, value in sorted(answer.items()))
+        return Grant(answer["grant"], answer["salt"], int(answer["granted_tokens"]), shape)
