@@ -9,7 +9,7 @@ from sqlalchemy import MetaData
 
 from service.db.base import Record
 
-ROOMS: Final = ("keys", "tenancy", "grants")
+ROOMS: Final = ("keys", "tenancy", "registry", "grants", "log", "audit")
 """The rooms that have a `models` module."""
 
 

@@ -1,0 +1,230 @@
+"""Errors as problem details (RFC 9457). The only module that knows status codes.
+
+Every answer that is no success has one shape: type, title, status, detail, `code`, and where
+an input was at fault `field` and `limit`. What was not foreseen is a plain 500: its cause goes
+to the log, never to the caller. Details never repeat the input, which may hold a secret.
+"""
+
+from __future__ import annotations
+
+import logging
+from http import HTTPStatus
+from typing import Any, Final
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, Field
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.auth.errors import Unauthenticated
+from strongroom.errors import (
+    Conflict,
+    Corrupt,
+    Missing,
+    Misuse,
+    Overloaded,
+    QuotaExceeded,
+    Refused,
+    StrongroomError,
+    Unavailable,
+)
+
+MEDIA_TYPE: Final = "application/problem+json"
+_log = logging.getLogger("strongroom.service")
+
+# The first class that fits decides, so subclasses come before what they derive from.
+_STATUS: Final[tuple[tuple[type[StrongroomError], HTTPStatus], ...]] = (
+    (Unauthenticated, HTTPStatus.UNAUTHORIZED),
+    (Refused, HTTPStatus.FORBIDDEN),
+    (Missing, HTTPStatus.NOT_FOUND),
+    (Conflict, HTTPStatus.CONFLICT),
+    (Misuse, HTTPStatus.UNPROCESSABLE_ENTITY),
+    (QuotaExceeded, HTTPStatus.TOO_MANY_REQUESTS),
+    (Overloaded, HTTPStatus.SERVICE_UNAVAILABLE),
+    (Unavailable, HTTPStatus.SERVICE_UNAVAILABLE),
+    (Corrupt, HTTPStatus.INTERNAL_SERVER_ERROR),
+)
+_HTTP_CODES: Final = {
+    HTTPStatus.BAD_REQUEST: Misuse.code,
+    HTTPStatus.UNAUTHORIZED: Unauthenticated.code,
+    HTTPStatus.FORBIDDEN: Refused.code,
+    HTTPStatus.NOT_FOUND: Missing.code,
+    HTTPStatus.METHOD_NOT_ALLOWED: "method_not_allowed",
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "body_too_large",
+}
+
+
+class Problem(BaseModel):
+    """A problem document (RFC 9457)."""
+
+    type: str = Field(examples=["urn:strongroom:missing"])
+    title: str = Field(examples=["Not Found"])
+    status: int = Field(examples=[404])
+    detail: str = Field(examples=["there is no such tenant"])
+    code: str = Field(examples=["missing"])
+    field: str | None = Field(default=None, examples=["tenant"])
+    limit: str | int | None = None
+
+
+def _documented(description: str) -> dict[str, Any]:
+    return {
+        "description": description,
+        "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
+    }
+
+
+PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
+    400: _documented("The body cannot be read."),
+    401: _documented("The caller did not prove who it is."),
+    403: _documented("The caller's roles do not allow this."),
+    404: _documented("It is not there, or not yours: the two look alike."),
+    409: _documented("It contradicts what is already there."),
+    413: _documented("The body is too large."),
+    422: _documented("A value could never be accepted; `field` names it."),
+    503: _documented("A bound was reached or a part is away: try again."),
+}
+"""What any route may answer besides its success, for the OpenAPI document."""
+
+
+def problem(
+    status: HTTPStatus,
+    code: str,
+    detail: str,
+    *,
+    field: str | None = None,
+    limit: str | int | None = None,
+    headers: dict[str, str] | None = None,
+) -> JSONResponse:
+    """One problem document as a response."""
+    body: dict[str, Any] = {
+        "type": f"urn:strongroom:{code}",
+        "title": status.phrase,
+        "status": int(status),
+        "detail": detail,
+        "code": code,
+    }
+    if field is not None:
+        body["field"] = field
+    if limit is not None:
+        body["limit"] = limit
+    extra = dict(headers or {})
+    if status is HTTPStatus.UNAUTHORIZED:
+        extra["WWW-Authenticate"] = 'Bearer realm="strongroom"'
+    if status in (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS):
+        extra["Retry-After"] = "1"
+    return JSONResponse(body, int(status), headers=extra, media_type=MEDIA_TYPE)
+
+
+def install(app: FastAPI) -> None:
+    """Answer every error of `app` as a problem document."""
+    app.add_exception_handler(StrongroomError, _on_strongroom)
+    app.add_exception_handler(RequestValidationError, _on_validation)
+    app.add_exception_handler(HTTPException, _on_http)
+    app.add_exception_handler(DBAPIError, _on_database)
+    app.add_exception_handler(PoolTimeout, _on_database)
+    app.add_exception_handler(Exception, _on_unforeseen)
+
+
+async def _on_strongroom(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, StrongroomError)
+    status = next(
+        (status for kind, status in _STATUS if isinstance(error, kind)),
+        HTTPStatus.INTERNAL_SERVER_ERROR,
+    )
+    if status is HTTPStatus.INTERNAL_SERVER_ERROR:
+        _log.error("%s %s failed: %s", request.method, request.url.path, error.code)
+    return problem(status, error.code, error.message, field=error.field, limit=error.limit)
+
+
+async def _on_validation(request: Request, error: Exception) -> JSONResponse:
+    del request
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    if first["type"] == "json_invalid":
+        return problem(
+            HTTPStatus.BAD_REQUEST, Misuse.code, "the body is not valid JSON", field="body"
+        )
+    place = [str(part) for part in first["loc"]]
+    field = ".".join(place[1:] if len(place) > 1 else place)
+    context = first.get("ctx", {})
+    limits = ("max_length", "min_length", "le", "ge", "lt", "gt", "pattern", "expected")
+    limit = next((context[name] for name in limits if name in context), None)
+    return problem(
+        HTTPStatus.UNPROCESSABLE_ENTITY,
+        Misuse.code,
+        f"{field}: {first['msg']}",
+        field=field,
+        limit=limit if isinstance(limit, str | int) or limit is None else str(limit),
+    )
+
+
+async def _on_http(request: Request, error: Exception) -> JSONResponse:
+    del request
+    assert isinstance(error, HTTPException)
+    status = HTTPStatus(error.status_code)
+    detail = str(error.detail) if error.detail else status.phrase
+    headers = dict(error.headers) if error.headers else None
+    return problem(status, _HTTP_CODES.get(status, "http_error"), detail, headers=headers)
+
+
+async def _on_database(request: Request, error: Exception) -> JSONResponse:
+    if isinstance(error, IntegrityError):
+        # Repositories turn the conflicts that they foresee into their own; this is a race.
+        return problem(HTTPStatus.CONFLICT, Conflict.code, "this was changed by another request")
+    if isinstance(error, DataError):
+        return problem(HTTPStatus.UNPROCESSABLE_ENTITY, Misuse.code, "a value cannot be stored")
+    _log.error("%s %s: database error", request.method, request.url.path, exc_info=error)
+    return problem(HTTPStatus.SERVICE_UNAVAILABLE, Unavailable.code, "the database does not answer")
+
+
+async def _on_unforeseen(request: Request, error: Exception) -> JSONResponse:
+    _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return problem(HTTPStatus.INTERNAL_SERVER_ERROR, StrongroomError.code, "the service failed")
+
+
+class BodyCap:
+    """ASGI middleware: a body of more than `bytes_max` bytes is refused as it comes in."""
+
+    def __init__(self, app: ASGIApp, bytes_max: int) -> None:
+        self._app = app
+        self._bytes_max = bytes_max
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        announced = headers.get(b"content-length", b"0")
+        if announced.isdigit() and int(announced) > self._bytes_max:
+            await self._refusal()(scope, receive, send)
+            return
+        taken = 0
+
+        async def capped() -> Message:
+            nonlocal taken
+            message = await receive()
+            if message["type"] == "http.request":
+                taken += len(message.get("body", b""))
+                if taken > self._bytes_max:
+                    # Only an HTTPException passes through the framework's reading of bodies.
+                    raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, self._detail)
+            return message
+
+        await self._app(scope, capped, send)
+
+    @property
+    def _detail(self) -> str:
+        return f"a body holds at most {self._bytes_max} bytes"
+
+    def _refusal(self) -> JSONResponse:
+        return problem(
+            HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+            "body_too_large",
+            self._detail,
+            field="body",
+            limit=self._bytes_max,
+        )

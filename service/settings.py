@@ -1,0 +1,111 @@
+"""Every setting of the service, read once, frozen, and handed down as values.
+
+Environment variables carry the prefix `STRONGROOM_SERVICE_`. An unknown one is an error: a
+misspelt limit must not silently leave its default in force. Times are seconds, sizes bytes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from strongroom.errors import Misuse
+from strongroom.limits import (
+    ERASURE_FINAL_S_DEFAULT,
+    GRANT_LIFE_S_MAX,
+    KEY_LEASE_S_DEFAULT,
+    SERVING_LEASE_S_DEFAULT,
+)
+
+ENV_PREFIX: Final = "STRONGROOM_SERVICE_"
+
+Seconds = Annotated[float, Field(gt=0, le=30 * 24 * 3600)]
+
+
+class ServiceSettings(BaseSettings):
+    """Frozen; an unknown name, from the environment or a caller, is refused."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX, extra="forbid", frozen=True, validate_default=True
+    )
+
+    # Where things lie.
+    state_directory: Path = Path("state")
+    """Holds what the settings below do not place elsewhere."""
+    database_url: str = ""
+    """Empty: SQLite in the state directory. Else `postgresql+asyncpg://...`."""
+    key_directory: Path | None = None
+    """KEK ring and signing keys, 0700. None: `keys` in the state directory."""
+    journal_directory: Path | None = None
+    """Signed log entries outside the database. None: `journal` in the state directory."""
+
+    # Where it listens.
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 8420
+
+    # Who it is.
+    issuer: Annotated[str, Field(min_length=1, max_length=128)] = "strongroom"
+    """`iss` of grants, leases and tokens."""
+
+    # Limits.
+    body_bytes_max: Annotated[int, Field(ge=1024, le=64 * 1024 * 1024)] = 4 * 1024 * 1024
+    page_items_max: Annotated[int, Field(ge=1, le=1000)] = 200
+    grant_life_s: Annotated[int, Field(gt=0, le=GRANT_LIFE_S_MAX)] = GRANT_LIFE_S_MAX
+    token_life_s_max: Annotated[int, Field(gt=0, le=30 * 24 * 3600)] = 24 * 3600
+    token_skew_s: Annotated[int, Field(ge=0, le=300)] = 30
+    """How far in the future a token's `iat` may lie."""
+
+    # Leases and the log.
+    serving_lease_s: Annotated[float, Field(gt=0, le=300)] = SERVING_LEASE_S_DEFAULT
+    key_lease_s: Annotated[float, Field(gt=0, le=3600)] = KEY_LEASE_S_DEFAULT
+    stream_heartbeat_s: Annotated[float, Field(gt=0, le=60)] = 2.0
+    join_token_life_s: Seconds = 3600.0
+
+    # Erasure.
+    erasure_final_s: Seconds = float(ERASURE_FINAL_S_DEFAULT)
+    """How long after a destruction the KEK version that wrapped the secret may still live."""
+    rotation_check_s: Seconds = 60.0
+    """How often the service looks for KEK versions that are due."""
+
+    @property
+    def database(self) -> str:
+        """The database URL in force."""
+        return self.database_url or f"sqlite+aiosqlite:///{self.state_directory / 'strongroom.db'}"
+
+    @property
+    def keys(self) -> Path:
+        """The key directory in force."""
+        return self.key_directory or self.state_directory / "keys"
+
+    @property
+    def journal(self) -> Path:
+        """The journal directory in force."""
+        return self.journal_directory or self.state_directory / "journal"
+
+
+def read_settings(environment: Mapping[str, str] | None = None, **values: Any) -> ServiceSettings:
+    """The settings from `values` and the environment; `values` win.
+
+    Raises `Misuse` naming the first setting that is unknown or out of bounds.
+    """
+    environment = os.environ if environment is None else environment  # noqa: TID251
+    for name in environment:
+        setting = name.removeprefix(ENV_PREFIX).lower()
+        if name.startswith(ENV_PREFIX) and setting not in ServiceSettings.model_fields:
+            raise Misuse(f"there is no setting {name}", field=name)
+    given = {
+        name.removeprefix(ENV_PREFIX).lower(): value
+        for name, value in environment.items()
+        if name.startswith(ENV_PREFIX)
+    }
+    try:
+        return ServiceSettings(**{**given, **values})
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise Misuse(f"setting {field}: {first['msg']}", field=field) from None
