@@ -11,8 +11,7 @@ from strongroom.errors import Misuse
 from strongroom.identity import ComponentId, NamespaceId, parse_component_id, parse_namespace_id
 from strongroom.limits import SEGMENT_BYTES_MAX, SEGMENTS_MAX
 
-KEY_BYTES: Final = 36
-_RANK = struct.Struct("<I")
+_RANK: Final = struct.Struct("<I")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +21,14 @@ class BlockAddress:
     block: BlockId
     rank: int
 
-    def key(self) -> bytes:
+    def pack(self) -> bytes:
         """The address as 36 bytes: block id, then rank as u32 little-endian."""
         return self.block + _RANK.pack(self.rank)
+
+    @classmethod
+    def unpack(cls, packed: bytes) -> BlockAddress:
+        """The address that `pack` made these 36 bytes of."""
+        return cls(BlockId(packed[:-4]), _RANK.unpack(packed[-4:])[0])
 
 
 @dataclass(frozen=True, slots=True)

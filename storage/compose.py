@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from storage.block import BlockAddress
 from storage.crypto import Cipher
 from storage.dirty import DirtyBlocks
 from storage.store import BlockStore
 from storage.tiers.host import HostTier
-from storage.tiers.nvme import NvmeTier
-from storage.workers import crypto_executor, disk_executor
+from storage.tiers.nvme import MakeFiles, NvmeTier
+from storage.tiers.regions import RegionFiles
+from storage.workers import crypto_workers, disk_workers
 from strongroom.clock import Clock, boot_ns
 from strongroom.limits import PIN_S_DEFAULT
 
@@ -36,7 +38,11 @@ class StoreSettings:
     """A tenant's cap in the host tier; None is none (eviction bounds it)."""
     nvme_quota_bytes: int | None = None
     crypto_threads: int = field(default_factory=_cores)
+    crypto_queue_max: int = 1024
+    """Jobs that run or wait on the crypto threads; beyond it a transfer is `Overloaded`."""
     disk_threads: int = 4
+    disk_queue_max: int = 256
+    write_behind_s: float = 0.5
     pin_s: float = PIN_S_DEFAULT
     lock_memory: bool = True
 
@@ -46,13 +52,19 @@ async def open_store(
     settings: StoreSettings,
     clock: Clock = boot_ns,
     progress: Callable[[int, int], None] | None = None,
+    make_files: MakeFiles = RegionFiles,
 ) -> AsyncIterator[BlockStore]:
-    """An open store. `progress(done, all)` follows the scan of the NVMe regions."""
+    """An open store. `progress(done, all)` follows the recovery of the NVMe regions.
+
+    Raises `Unavailable` or `Conflict` when the NVMe directory cannot be used.
+    """
     pin_ns = int(settings.pin_s * 1e9)
-    crypto = crypto_executor(settings.crypto_threads)
-    disk = disk_executor(settings.disk_threads)
-    dirty = DirtyBlocks()
-    try:
+    async with AsyncExitStack() as stack:
+        crypto = crypto_workers(settings.crypto_threads, settings.crypto_queue_max)
+        stack.callback(crypto.close)
+        disk = disk_workers(settings.disk_threads, settings.disk_queue_max)
+        stack.callback(disk.close)
+        dirty = DirtyBlocks(settings.write_behind_s)
         nvme = None
         if settings.nvme_path is not None:
             nvme = await NvmeTier.open(
@@ -64,18 +76,23 @@ async def open_store(
                 pin_ns=pin_ns,
                 quota_bytes=settings.nvme_quota_bytes,
                 progress=progress,
+                make_files=make_files,
             )
+            stack.push_async_callback(nvme.close)
         host = HostTier(
             settings.host_bytes,
             clock,
             pin_ns=pin_ns,
             quota_bytes=settings.host_quota_bytes,
             is_dirty=dirty.__contains__,
+            is_backed=nowhere if nvme is None else nvme.__contains__,
             lock_memory=settings.lock_memory,
         )
-        cipher = Cipher(crypto, settings.crypto_threads)
-        async with BlockStore(host, nvme, cipher, dirty) as store:
-            yield store
-    finally:
-        crypto.shutdown()
-        disk.shutdown()
+        stack.push_async_callback(host.close)
+        cipher = Cipher(crypto, last_sequence=0 if nvme is None else nvme.last_sequence)
+        yield await stack.enter_async_context(BlockStore(host, nvme, cipher, dirty))
+
+
+def nowhere(_: BlockAddress) -> bool:
+    """Without an NVMe tier, no block has a second copy."""
+    return False

@@ -6,110 +6,62 @@ every core. The event loop only waits.
 
 from __future__ import annotations
 
-import asyncio
-import secrets
-from collections.abc import Callable
-from concurrent.futures import Executor
-
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+import itertools
+from collections.abc import Callable, Sequence
 
 from storage.block import BlockContext
-from storage.envelope import (
-    TAG_BYTES,
-    Header,
-    check_header,
-    encode_header,
-    live_header,
-    new_header,
-    open_segment,
-    seal_segment,
-    segment_places,
-    wipe,
-)
-from strongroom.derivation import BLOCK_SALT_BYTES, NamespaceKeys
+from storage.envelope import Opener, Sealer
+from storage.header import HEADER_BYTES, Header, read_header
+from storage.memory import wipe
+from storage.workers import Workers
+from strongroom.derivation import NamespaceKeys
 
 _SPLIT_BYTES_MIN = 256 * 1024
 """Below this a second thread costs more than it brings."""
 
 
 class Cipher:
-    """Seals and opens records. `threads` is how many the executor has."""
+    """Seals and opens records. `sequence` numbers sealings from one above what a scan found."""
 
-    def __init__(self, executor: Executor, threads: int) -> None:
-        self._executor = executor
-        self._threads = threads
+    def __init__(self, workers: Workers, last_sequence: int = 0) -> None:
+        self._workers = workers
+        self._sequence = itertools.count(last_sequence + 1)
 
     async def seal(
         self, context: BlockContext, keys: NamespaceKeys, plain: memoryview, record: memoryview
     ) -> Header:
         """Encrypt `plain` into `record` under a fresh key; returns the header written."""
-        header, key = new_header(context, keys.data, secrets.token_bytes(BLOCK_SALT_BYTES))
-        encode_header(header, record)
-        cipher = AESGCM(key.key)
-        places = segment_places(context)
-        end = places[-1][0] + places[-1][2] + TAG_BYTES
-
-        def run(first: int, last: int) -> None:
-            for index in range(first, last):
-                sealed_at, plain_at, length = places[index]
-                seal_segment(
-                    cipher,
-                    context,
-                    index,
-                    plain[plain_at : plain_at + length],
-                    record[sealed_at : sealed_at + length + TAG_BYTES],
-                )
-
-        await self._split(context, run)
-        record[end:] = bytes(len(record) - end)  # padding holds nothing of an earlier occupant
-        return header
+        sealer = Sealer.begin(context, keys.data, next(self._sequence))
+        await self._split(context, lambda run: sealer.segments(run, plain, record))
+        sealer.finish(record)
+        return sealer.header
 
     async def open(
         self, context: BlockContext, keys: NamespaceKeys, record: memoryview, plain: memoryview
-    ) -> None:
-        """Decrypt `record` into `plain`; on any failure `plain` is wiped.
+    ) -> Header:
+        """Decrypt `record` into `plain`; on any failure, or when cancelled, `plain` is wiped.
 
-        Raises `Corrupt` when the record is damaged, another block's, or under another key.
+        Raises `Corrupt` when the record is damaged, another block's, or under another key, and
+        `Missing` when it is this block in another layout.
         """
         try:
-            header = live_header(record)
-            key = check_header(header, context, keys.data)
-            cipher = AESGCM(key.key)
-            places = segment_places(context)
-
-            def run(first: int, last: int) -> None:
-                for index in range(first, last):
-                    sealed_at, plain_at, length = places[index]
-                    open_segment(
-                        cipher,
-                        context,
-                        index,
-                        record[sealed_at : sealed_at + length + TAG_BYTES],
-                        plain[plain_at : plain_at + length],
-                    )
-
-            await self._split(context, run)
+            # A copy: what was checked is what is used, whatever happens to the bytes below.
+            header = read_header(memoryview(bytes(record[:HEADER_BYTES])))
+            opener = Opener.begin(header, context, keys.data)
+            await self._split(context, lambda run: opener.segments(run, record, plain))
         except BaseException:
             wipe(plain)
             raise
+        return header
 
-    async def _split(self, context: BlockContext, run: Callable[[int, int], None]) -> None:
-        """Run over all segments on up to `threads` threads; ends when every thread has ended."""
-        loop = asyncio.get_running_loop()
+    async def _split(self, context: BlockContext, work: Callable[[Sequence[int]], None]) -> None:
+        """Call `work` with every segment index once, in one run of neighbours a thread."""
         count = len(context.segment_bytes)
-        parts = min(self._threads, count, max(1, context.plaintext_bytes // _SPLIT_BYTES_MIN))
-        edges = [count * part // parts for part in range(parts + 1)]
-        futures = [
-            loop.run_in_executor(self._executor, run, edges[part], edges[part + 1])
-            for part in range(parts)
-        ]
-        gathered = asyncio.gather(*futures, return_exceptions=True)
-        try:
-            results = await asyncio.shield(gathered)
-        except asyncio.CancelledError:
-            # The threads still write into the caller's buffers: wait for them, then go.
-            await gathered
-            raise
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
+        parts = min(self._workers.threads, count, context.plaintext_bytes // _SPLIT_BYTES_MIN)
+        edges = [count * part // max(parts, 1) for part in range(max(parts, 1) + 1)]
+        runs = [range(first, last) for first, last in itertools.pairwise(edges)]
+        await self._workers.run(*(_job(work, run) for run in runs))
+
+
+def _job(work: Callable[[Sequence[int]], None], run: Sequence[int]) -> Callable[[], None]:
+    return lambda: work(run)

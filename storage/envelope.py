@@ -18,7 +18,7 @@ import hmac
 import secrets
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -28,7 +28,7 @@ from storage.header import TAG_BYTES, VERSION, Header, segment_spans, write_fram
 from storage.memory import wipe
 from strongroom.canonical import encode_fields
 from strongroom.derivation import BLOCK_SALT_BYTES, BlockKey, block_key
-from strongroom.errors import Corrupt, Misuse
+from strongroom.errors import Corrupt, Missing, Misuse
 
 AAD_MAGIC = b"SRSG"
 
@@ -94,8 +94,19 @@ class Opener:
 
     @classmethod
     def begin(cls, header: Header, expected: BlockContext, data_key: bytes) -> Opener:
-        """Check `header` against what the caller expects; raises `Corrupt`."""
+        """Check `header` against what the caller expects.
+
+        Raises `Corrupt`, or `Missing` where all but the layout is as expected: a layout that
+        cannot be converted exactly is a miss, and nobody's damage.
+        """
         if header.context != expected:
+            relaid = replace(
+                header.context,
+                layout_digest=expected.layout_digest,
+                segment_bytes=expected.segment_bytes,
+            )
+            if relaid == expected:
+                raise Missing("resident in another layout")
             raise Corrupt("the record is another block's")
         key = block_key(data_key, expected.block, header.salt)
         if not hmac.compare_digest(key.commitment, header.commitment):

@@ -44,6 +44,7 @@ _PLACE_AT: Final = 3968
 _PLACE = struct.Struct("<8s16sIIQQQ")
 _PLACE_CHECKSUM_AT: Final = _PLACE_AT + 96
 _TAIL = struct.Struct("<8sQ16x32s")
+_BLANK: Final = bytes(HEADER_BYTES)
 _GONE = struct.Struct("<8sHHIQ")
 
 
@@ -216,6 +217,11 @@ def write_placement(head: memoryview, placement: Placement) -> None:
         placement.order,
     )
     head[_PLACE_CHECKSUM_AT:HEADER_BYTES] = _placement_checksum(head)
+
+
+def clear_placement(record: memoryview) -> None:
+    """Make a record that was read from a disk what it was before: placement all zeros."""
+    record[_PLACE_AT:HEADER_BYTES] = bytes(HEADER_BYTES - _PLACE_AT)
 
 
 def read_placement(head: memoryview) -> Placement:

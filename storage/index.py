@@ -45,10 +45,12 @@ class Index:
         self._nbytes = array.array("Q")
         self._stamp = array.array("Q")
         self._parent = array.array("q")
+        self._parent_stamp = array.array("Q")
         self._children = array.array("I")
         self._names: list[str] = []
         self._numbers: dict[str, int] = {}
         self._in_namespace: dict[int, int] = {}
+        self._tenant_of: dict[int, int] = {}
         self._pins: dict[bytes, dict[Pin, int]] = {}
         self._next_stamp = 1
 
@@ -81,10 +83,12 @@ class Index:
         self._nbytes[slot] = place.nbytes
         self._stamp[slot] = self._next_stamp
         self._parent[slot] = parent_slot
+        self._parent_stamp[slot] = 0 if parent_slot == _NO_PARENT else self._stamp[parent_slot]
         self._children[slot] = 0
         self._next_stamp += 1
         self._slots[packed] = slot
         self._in_namespace[number] = self._in_namespace.get(number, 0) + 1
+        self._tenant_of[number] = self._tenant[slot]
         return self._resident(address, slot)
 
     def get(self, address: BlockAddress) -> Row | None:
@@ -93,6 +97,19 @@ class Index:
         if slot is None:
             return None
         return Row(self._resident(address, slot), Place(self._offset[slot], self._nbytes[slot]))
+
+    def namespace_of(self, address: BlockAddress) -> NamespaceId | None:
+        """The namespace of a resident block; touches nothing."""
+        slot = self._slots.get(address.pack())
+        return None if slot is None else NamespaceId(self._names[self._namespace[slot]])
+
+    def relocate(self, address: BlockAddress, old: Place, new: Place) -> bool:
+        """Say that a block's bytes have moved; false when it is gone or no longer at `old`."""
+        slot = self._slots.get(address.pack())
+        if slot is None or self._offset[slot] != old.offset:
+            return False
+        self._offset[slot] = new.offset
+        return True
 
     def touch(self, address: BlockAddress) -> None:
         """Make a block the most recently used, if it is here."""
@@ -108,21 +125,24 @@ class Index:
         packed = address.pack()
         slot = self._slots.pop(packed)
         parent = self._parent[slot]
-        if parent != _NO_PARENT and self._children[parent]:
+        # The stamp tells whether the parent's slot still holds that parent.
+        if parent != _NO_PARENT and self._stamp[parent] == self._parent_stamp[slot]:
             self._children[parent] -= 1
-        if self._children[slot]:
-            self._orphan(slot)
+        self._stamp[slot] = 0
         number = self._namespace[slot]
         self._in_namespace[number] -= 1
         if not self._in_namespace[number]:
-            del self._in_namespace[number]
+            del self._in_namespace[number], self._tenant_of[number]
         self._pins.pop(packed, None)
         self._free.append(slot)
         return row
 
-    def victims(self) -> Iterator[BlockAddress]:
+    def victims(self, tenant: ComponentId | None = None) -> Iterator[BlockAddress]:
         """Blocks that may be evicted, least recently used first, leaves only, none pinned."""
+        number = None if tenant is None else self._numbers.get(tenant, -1)
         for packed, slot in self._slots.items():
+            if number is not None and self._tenant[slot] != number:
+                continue
             if not self._children[slot] and not self._pinned(packed):
                 yield BlockAddress.unpack(packed)
 
@@ -162,13 +182,32 @@ class Index:
         """Namespaces with resident blocks, and how many."""
         return {NamespaceId(self._names[n]): count for n, count in self._in_namespace.items()}
 
-    def of_namespaces(self, namespaces: Collection[NamespaceId]) -> Iterator[BlockAddress]:
-        """Every resident block of these namespaces. Walks the whole index."""
+    def tenants(self) -> Mapping[NamespaceId, ComponentId]:
+        """The tenant of each namespace that has resident blocks."""
+        return {
+            NamespaceId(self._names[namespace]): ComponentId(self._names[tenant])
+            for namespace, tenant in self._tenant_of.items()
+        }
+
+    def of_namespaces(
+        self, namespaces: Collection[NamespaceId], step: int
+    ) -> Iterator[list[BlockAddress]]:
+        """Every resident block of these namespaces, a list for each `step` blocks looked at.
+
+        It walks the whole index, over a snapshot: between two lists the caller may let others
+        run, and finds some of what comes later gone.
+        """
         numbers = {self._numbers[name] for name in namespaces if name in self._numbers}
-        if numbers:
-            for packed, slot in list(self._slots.items()):
-                if self._namespace[slot] in numbers:
-                    yield BlockAddress.unpack(packed)
+        if not any(number in self._in_namespace for number in numbers):
+            return
+        snapshot = list(self._slots)
+        for first in range(0, len(snapshot), step):
+            slots = ((packed, self._slots.get(packed)) for packed in snapshot[first : first + step])
+            yield [
+                BlockAddress.unpack(packed)
+                for packed, slot in slots
+                if slot is not None and self._namespace[slot] in numbers
+            ]
 
     def rows(self) -> Iterator[Row]:
         """Every row, least recently used first."""
@@ -197,15 +236,11 @@ class Index:
             del self._pins[packed]
         return bool(held)
 
-    def _orphan(self, parent: int) -> None:
-        for slot in self._slots.values():
-            if self._parent[slot] == parent:
-                self._parent[slot] = _NO_PARENT
-
     def _grow(self) -> int:
         for column in (self._tenant, self._namespace, self._offset, self._nbytes, self._stamp):
             column.append(0)
         self._parent.append(_NO_PARENT)
+        self._parent_stamp.append(0)
         self._children.append(0)
         return len(self._children) - 1
 

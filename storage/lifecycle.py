@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from storage.block import BlockAddress
-from storage.envelope import Header
+from storage.header import Header
 from strongroom.identity import ComponentId, NamespaceId
 
 

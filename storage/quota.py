@@ -51,6 +51,10 @@ class Quota:
         else:
             del self._used[tenant]
 
+    def used_by(self, tenant: ComponentId) -> int:
+        """Bytes in use by one tenant."""
+        return self._used.get(tenant, 0)
+
     def used(self) -> Mapping[ComponentId, int]:
         """Bytes in use, by tenant."""
         return dict(self._used)

@@ -7,7 +7,8 @@ Rules:
   host arena, or reads from NVMe straight into host room, opens there, and keeps it (promotion).
 - A record that does not open is quarantined: dropped, counted, never retried.
 - `retire` costs the same for any number of blocks: the namespace's name goes into a set that
-  every load, save and publish consults. `reclaim` frees the bytes later.
+  every lookup, load, save and publish consults. The bytes are freed in the background.
+- Every task is a child of the store's own group and ends with it.
 """
 
 from __future__ import annotations
@@ -18,14 +19,15 @@ import logging
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Self
+from typing import NoReturn, Self
 
 from storage.block import BlockAddress, BlockContext
 from storage.crypto import Cipher
 from storage.dirty import DirtyBlocks
-from storage.envelope import live_header, record_bytes, wipe
 from storage.fence import Fence, Fenced
+from storage.header import clear_placement, read_header, record_bytes
 from storage.lifecycle import Reserved, Resident
+from storage.memory import wipe
 from storage.tiers.host import HostTier
 from storage.tiers.nvme import NvmeTier
 from storage.tiers.protocol import TierName, TierStatistics
@@ -37,6 +39,7 @@ from strongroom.errors import (
     Overloaded,
     QuotaExceeded,
     StrongroomError,
+    Unavailable,
 )
 from strongroom.identity import ComponentId, NamespaceId
 
@@ -93,7 +96,7 @@ class _Counts:
 
 
 class BlockStore:
-    """Use as an async context manager; leaving it flushes and closes the tiers."""
+    """Use as an async context manager; leaving it flushes. `storage.compose` builds it."""
 
     def __init__(
         self, host: HostTier, nvme: NvmeTier | None, cipher: Cipher, dirty: DirtyBlocks
@@ -106,11 +109,17 @@ class BlockStore:
         self._saving: set[BlockAddress] = set()
         self._counts = _Counts()
         self._tasks = asyncio.TaskGroup()
+        self._retired_news = asyncio.Event()
+        self._reclaiming = asyncio.Lock()
+        """Held by the one walk over the indexes at a time."""
+        self._reclaimed = Reclaimed(0, 0)
+        self._closing = False
 
     async def __aenter__(self) -> Self:
         await self._tasks.__aenter__()
         if self._nvme is not None:
             self._tasks.create_task(self._write_behind(self._nvme), name="write-behind")
+        self._tasks.create_task(self._reclaim_behind(), name="reclaim")
         return self
 
     async def __aexit__(
@@ -119,26 +128,30 @@ class BlockStore:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._closing = True
         self._dirty.close()
-        try:
-            await self._tasks.__aexit__(kind, error, trace)
-        finally:
-            if self._nvme is not None:
-                await self._nvme.close()
-            await self._host.close()
+        self._retired_news.set()
+        # Without the error: the tasks are to come to their orderly end, also when the block
+        # they served under was cancelled.
+        await self._tasks.__aexit__(None, None, None)
 
     # Lookup: memory only
 
     def tier_of(self, address: BlockAddress) -> TierName | None:
         """The fastest tier that has the block; a hint, never proof."""
-        if address in self._host:
-            return TierName.HOST
-        if self._nvme is not None and address in self._nvme:
-            return TierName.NVME
-        return None
+        namespace = self._host.namespace_of(address)
+        if namespace is not None:
+            return None if namespace in self._retired else TierName.HOST
+        if self._nvme is None:
+            return None
+        namespace = self._nvme.namespace_of(address)
+        return None if namespace is None or namespace in self._retired else TierName.NVME
 
     def match_prefix(self, addresses: Sequence[BlockAddress]) -> int:
-        """How many blocks from the first on are resident; stops at the first miss."""
+        """How many blocks from the first on are resident; stops at the first miss.
+
+        Takes no pin and counts no use: a lookup may be repeated at will.
+        """
         for count, address in enumerate(addresses):
             if self.tier_of(address) is None:
                 return count
@@ -151,8 +164,8 @@ class BlockStore:
     ) -> Loaded:
         """Open a block into `staging` (exactly `context.plaintext_bytes`).
 
-        Raises `Missing`, `Corrupt`, `Fenced` or `Unavailable`; then staging is wiped. When
-        cancelled, staging is wiped too.
+        Raises `Missing`, `Corrupt`, `Fenced` or `Overloaded`; then staging is wiped. When
+        cancelled, staging is wiped too, once no thread writes to it any more.
         """
         if len(staging) != context.plaintext_bytes:
             raise Misuse(
@@ -218,7 +231,8 @@ class BlockStore:
         """Return when everything that was dirty at the call is on NVMe, or has failed to be."""
         await self._dirty.drained()
         if self._nvme is not None:
-            await self._nvme.bury_dead()
+            with contextlib.suppress(Unavailable, Overloaded):
+                await self._nvme.sync()
 
     # Revocation
 
@@ -226,6 +240,7 @@ class BlockStore:
         """From now on nothing of these namespaces is loaded, saved or published. O(namespaces)."""
         before = len(self._retired)
         self._retired |= set(namespaces)
+        self._retired_news.set()
         return len(self._retired) - before
 
     def is_retired(self, namespace: NamespaceId) -> bool:
@@ -233,26 +248,26 @@ class BlockStore:
         return namespace in self._retired
 
     async def reclaim(self) -> Reclaimed:
-        """Free the bytes of retired namespaces."""
-        blocks, freed = self._host.drop_namespaces(self._retired)
-        if self._nvme is not None:
-            more_blocks, more_freed = self._nvme.drop_namespaces(self._retired)
-            blocks, freed = blocks + more_blocks, freed + more_freed
-            await self._nvme.bury_dead()
-        return Reclaimed(blocks, freed)
+        """Free the bytes of retired namespaces.
+
+        Returns what was freed since the last answer, here and in the background.
+        """
+        await self._reclaim()
+        answer, self._reclaimed = self._reclaimed, Reclaimed(0, 0)
+        return answer
 
     # What is here
 
     def namespaces(self) -> frozenset[NamespaceId]:
-        """Namespaces with resident blocks, in any tier."""
-        here = set(self._host.namespaces())
-        if self._nvme is not None:
-            here |= set(self._nvme.namespaces())
-        return frozenset(here)
+        """Namespaces with resident blocks, in any tier, but for retired ones."""
+        return frozenset(self.namespace_tenants())
 
     def namespace_tenants(self) -> Mapping[NamespaceId, ComponentId]:
-        """The tenant of each namespace found on NVMe, as its records' headers say."""
-        return {} if self._nvme is None else self._nvme.tenants()
+        """The tenant of each of `namespaces()`, as the records' headers say."""
+        tenants = dict(self._host.tenants())
+        if self._nvme is not None:
+            tenants |= self._nvme.tenants()
+        return {name: tenant for name, tenant in tenants.items() if name not in self._retired}
 
     def set_quota(self, tenant: ComponentId, tier: TierName, nbytes: int) -> None:
         """A tenant's hard cap in one tier, from now on."""
@@ -291,26 +306,34 @@ class BlockStore:
     async def _load(
         self, context: BlockContext, keys: NamespaceKeys, staging: memoryview
     ) -> TierName:
-        address = context.address
-        if address in self._host:
-            try:
-                async with self._host.hold(address) as record:
+        tier = self.tier_of(context.address)
+        try:
+            if tier is TierName.HOST:
+                async with self._host.hold(context.address) as record:
                     await self._cipher.open(context, keys, record, staging)
-            except Corrupt:
-                self._quarantine(context)
-                raise
-            self._host.touch(address)
-            return TierName.HOST
-        if self._nvme is not None and address in self._nvme:
-            try:
+                self._host.touch(context.address)
+            elif tier is TierName.NVME and self._nvme is not None:
                 await self._load_from_nvme(self._nvme, context, keys, staging)
-            except Corrupt:
-                self._quarantine(context)
-                raise
-            self._nvme.touch(address)
-            return TierName.NVME
-        self._counts.misses += 1
-        raise Missing("not resident")
+                self._nvme.touch(context.address)
+            else:
+                _refuse_absent()
+        except Missing:
+            # Absent, or here in another layout: that one makes way for what is saved next.
+            self._counts.misses += 1
+            self._drop_everywhere(context.address)
+            raise
+        except Corrupt:
+            self._counts.quarantined += 1
+            self._drop_everywhere(context.address)
+            _log.warning("a block did not open and was dropped (rank %d)", context.rank)
+            raise
+        except Unavailable as error:
+            # The device failed, not the block's key: it may be saved again at once.
+            self._counts.misses += 1
+            self._drop_everywhere(context.address)
+            raise Missing("the tier that holds it failed") from error
+        assert tier is not None
+        return tier
 
     async def _load_from_nvme(
         self, nvme: NvmeTier, context: BlockContext, keys: NamespaceKeys, staging: memoryview
@@ -319,16 +342,17 @@ class BlockStore:
         if resident is None:
             raise Missing("not resident")
         if resident.nbytes != record_bytes(context.segment_bytes):
-            raise Corrupt("the record has another size than the block", field="record_bytes")
+            raise Missing("resident in another layout")
         async with self._promotion(nvme, context, resident) as (record, reserved):
-            await self._cipher.open(context, keys, record, staging)
+            header = await self._cipher.open(context, keys, record, staging)
             if reserved is None:
                 return
-            header = live_header(record)
+            # The disk's own stamp stays on the disk.
+            clear_placement(record)
             if context.namespace in self._retired or context.address in self._host:
                 self._host.abandon(reserved)
             else:
-                self._host.publish(self._host.seal(reserved, header), lambda: None)
+                self._host.publish(self._host.seal(reserved, header), _admit_any)
 
     @contextlib.asynccontextmanager
     async def _promotion(
@@ -366,13 +390,29 @@ class BlockStore:
         await self._dirty.drained()
         return self._host.reserve(context.address, context.tenant, context.namespace, nbytes)
 
-    def _quarantine(self, context: BlockContext) -> None:
-        """Drop every copy: they are one writing, and a damaged one is not to be tried again."""
-        self._counts.quarantined += 1
-        self._host.drop(context.address)
+    def _drop_everywhere(self, address: BlockAddress) -> None:
+        """Every copy is one writing: none is tried again."""
+        self._host.drop(address)
         if self._nvme is not None:
-            self._nvme.drop(context.address)
-        _log.warning("a block did not open and was dropped (rank %d)", context.rank)
+            self._nvme.drop(address)
+
+    async def _reclaim(self) -> None:
+        async with self._reclaiming:
+            self._retired_news.clear()
+            tiers = (self._host, self._nvme) if self._nvme is not None else (self._host,)
+            for tier in tiers:
+                blocks, freed = await tier.drop_namespaces(self._retired)
+                so_far = self._reclaimed
+                self._reclaimed = Reclaimed(so_far.blocks + blocks, so_far.bytes + freed)
+            if self._nvme is not None:
+                await self._nvme.bury_dead()
+
+    async def _reclaim_behind(self) -> None:
+        while True:
+            await self._retired_news.wait()
+            if self._closing:
+                return
+            await self._reclaim()
 
     async def _write_behind(self, nvme: NvmeTier) -> None:
         while True:
@@ -393,11 +433,20 @@ class BlockStore:
         if resident is None or address in nvme:
             return
         async with self._host.hold(address) as record:
-            header = live_header(record)
+            header = read_header(record)
 
             def admit() -> None:
-                gone = self._host.resident(address) is None
-                if gone or header.context.namespace in self._retired:
-                    raise Fenced("gone meanwhile")
+                if self._host.resident(address) != resident:
+                    raise Missing("dropped meanwhile")
+                if resident.namespace in self._retired:
+                    raise Fenced("the namespace is retired")
 
             await nvme.put(header, record, admit)
+
+
+def _refuse_absent() -> NoReturn:
+    raise Missing("not resident")
+
+
+def _admit_any() -> None:
+    """Nothing awaited since the check: there is nothing to check again."""

@@ -1,9 +1,12 @@
 """The host tier: ciphertext in one memfd arena, sealed in place and read in place.
 
 A block's record is encrypted straight into its extent and decrypted straight out of it; there
-is no other copy. Extents come from `Extents`; when none fits, the least recently used leaves
-that nobody holds go first. A block that is not written behind yet may be evicted only when
-nothing else is left.
+is no other copy. Room comes from `Slabs`; when none fits, the least recently used leaves that
+nobody holds go first. A block that waits to be written behind is not evicted: where only such
+blocks are left, the answer is `Overloaded`.
+
+A tenant above its quota makes room among its own blocks that another tier holds too, since
+nothing is lost by that; where there are none it is refused, never anybody's block dropped.
 """
 
 from __future__ import annotations
@@ -12,24 +15,29 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 
 from storage.block import BlockAddress
-from storage.envelope import Header
-from storage.extents import Extents, rounded
+from storage.extents import rounded
+from storage.header import Header
 from storage.index import Index
 from storage.lifecycle import Admit, Place, Reserved, Resident, Sealed, seal
 from storage.memfd import MemoryFile
 from storage.quota import Quota
-from storage.tiers.protocol import TierName, TierStatistics
+from storage.slabs import Slabs
+from storage.tiers.protocol import TierName, TierStatistics, drop_in_steps
 from strongroom.clock import Clock
 from strongroom.errors import Missing, Overloaded
 from strongroom.identity import ComponentId, NamespaceId
 
 
-def _nothing_is_dirty(_: BlockAddress) -> bool:
+def _never(_: BlockAddress) -> bool:
     return False
 
 
 class HostTier:
-    """An arena of `capacity_bytes`. `is_dirty` says which blocks are better not evicted yet."""
+    """An arena of `capacity_bytes`.
+
+    `is_dirty` says which blocks wait to be written behind, `is_backed` which ones another tier
+    holds too.
+    """
 
     name = TierName.HOST
 
@@ -40,16 +48,18 @@ class HostTier:
         *,
         pin_ns: int,
         quota_bytes: int | None = None,
-        is_dirty: Callable[[BlockAddress], bool] = _nothing_is_dirty,
+        is_dirty: Callable[[BlockAddress], bool] = _never,
+        is_backed: Callable[[BlockAddress], bool] = _never,
         lock_memory: bool = True,
     ) -> None:
         self._arena = MemoryFile("strongroom-arena", rounded(capacity_bytes), lock=lock_memory)
-        self._room = Extents(self._arena.size)
+        self._room = Slabs(self._arena.size)
         self._clock = clock
         self._pin_ns = pin_ns
         self._index = Index(clock)
         self._quota = Quota(quota_bytes)
         self._is_dirty = is_dirty
+        self._is_backed = is_backed
         self._readers: dict[int, int] = {}
         self._leaving: dict[int, tuple[ComponentId, Place]] = {}
         self._stored = 0
@@ -63,6 +73,9 @@ class HostTier:
         row = self._index.get(address)
         return None if row is None else row.resident
 
+    def namespace_of(self, address: BlockAddress) -> NamespaceId | None:
+        return self._index.namespace_of(address)
+
     def touch(self, address: BlockAddress) -> None:
         self._index.touch(address)
 
@@ -72,7 +85,7 @@ class HostTier:
         self, address: BlockAddress, tenant: ComponentId, namespace: NamespaceId, nbytes: int
     ) -> Reserved:
         """Room for a record, charged at once. Raises `QuotaExceeded` or `Overloaded`."""
-        self._quota.check(tenant, nbytes)
+        self._make_room_in_quota(tenant, nbytes)
         offset = self._make_room(nbytes)
         if offset is None:
             self._overloads += 1
@@ -154,12 +167,14 @@ class HostTier:
             self._give_back(row.resident.tenant, row.place)
         return row.place.nbytes
 
-    def drop_namespaces(self, namespaces: Collection[NamespaceId]) -> tuple[int, int]:
-        freed = [self.drop(address) for address in list(self._index.of_namespaces(namespaces))]
-        return len(freed), sum(freed)
+    async def drop_namespaces(self, namespaces: Collection[NamespaceId]) -> tuple[int, int]:
+        return await drop_in_steps(self._index, namespaces, self.drop)
 
     def namespaces(self) -> Mapping[NamespaceId, int]:
         return self._index.namespaces()
+
+    def tenants(self) -> Mapping[NamespaceId, ComponentId]:
+        return self._index.tenants()
 
     def set_quota(self, tenant: ComponentId, nbytes: int) -> None:
         self._quota.set_cap(tenant, nbytes)
@@ -182,6 +197,20 @@ class HostTier:
 
     async def close(self) -> None:
         self._arena.close()
+
+    def _make_room_in_quota(self, tenant: ComponentId, nbytes: int) -> None:
+        cap = self._quota.cap(tenant)
+        while cap is not None and nbytes <= cap < self._quota.used_by(tenant) + nbytes:
+            backed = (
+                address
+                for address in self._index.victims(tenant)
+                if self._is_backed(address) and not self._is_dirty(address)
+            )
+            victim = next(backed, None)
+            # A block in a reader's hands keeps its room, and so the quota stays charged.
+            if victim is None or not self.evict(victim):
+                break
+        self._quota.check(tenant, nbytes)
 
     def _make_room(self, nbytes: int) -> int | None:
         if nbytes > self._arena.size:

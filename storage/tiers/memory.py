@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 
 from storage.block import BlockAddress
-from storage.envelope import Header
+from storage.header import Header
 from storage.index import Index
 from storage.lifecycle import Admit, Place, Resident
 from storage.quota import Quota
-from storage.tiers.protocol import TierName, TierStatistics
+from storage.tiers.protocol import TierName, TierStatistics, drop_in_steps
 from strongroom.clock import Clock
 from strongroom.errors import Missing, Overloaded
 from strongroom.identity import ComponentId, NamespaceId
@@ -38,6 +38,9 @@ class MemoryTier:
     def resident(self, address: BlockAddress) -> Resident | None:
         row = self._index.get(address)
         return None if row is None else row.resident
+
+    def namespace_of(self, address: BlockAddress) -> NamespaceId | None:
+        return self._index.namespace_of(address)
 
     def touch(self, address: BlockAddress) -> None:
         self._index.touch(address)
@@ -91,12 +94,14 @@ class MemoryTier:
         self._used_bytes -= row.place.nbytes
         return row.place.nbytes
 
-    def drop_namespaces(self, namespaces: Collection[NamespaceId]) -> tuple[int, int]:
-        freed = [self.drop(address) for address in list(self._index.of_namespaces(namespaces))]
-        return len(freed), sum(freed)
+    async def drop_namespaces(self, namespaces: Collection[NamespaceId]) -> tuple[int, int]:
+        return await drop_in_steps(self._index, namespaces, self.drop)
 
     def namespaces(self) -> Mapping[NamespaceId, int]:
         return self._index.namespaces()
+
+    def tenants(self) -> Mapping[NamespaceId, ComponentId]:
+        return self._index.tenants()
 
     def set_quota(self, tenant: ComponentId, nbytes: int) -> None:
         self._quota.set_cap(tenant, nbytes)

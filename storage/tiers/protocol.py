@@ -6,20 +6,24 @@
 - `hold` pins a block and gives its record bytes; a reader sees one writing, whole.
 - `evict` frees the room of a block that nobody holds; `drop` frees it also when somebody does
   (the holder's bytes stay until it lets go).
-- Record bytes are the same in every tier, but for the region stamp in the header.
+- Record bytes are the same in every tier, but for the placement area of the header.
+- A failing device is `Unavailable`, a full one `Overloaded`; both are counted, and neither
+  makes an address unusable.
 - All calls are made on the event loop's thread; bytes move on executors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import asyncio
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
 from storage.block import BlockAddress
-from storage.envelope import Header
+from storage.header import Header
+from storage.index import Index
 from storage.lifecycle import Admit, Resident
 from strongroom.identity import ComponentId, NamespaceId
 
@@ -51,6 +55,7 @@ class TierStatistics:
     foreign: int = 0
     stale: int = 0
     corrupt: int = 0
+    future: int = 0
 
 
 class Tier(Protocol):
@@ -63,6 +68,10 @@ class Tier(Protocol):
 
     def resident(self, address: BlockAddress) -> Resident | None:
         """The block's metadata, without touching its recency."""
+        ...
+
+    def namespace_of(self, address: BlockAddress) -> NamespaceId | None:
+        """The block's namespace, or None when it is not here; memory only."""
         ...
 
     def touch(self, address: BlockAddress) -> None:
@@ -85,12 +94,16 @@ class Tier(Protocol):
         """Make the block gone now; bytes freed, 0 if it is absent."""
         ...
 
-    def drop_namespaces(self, namespaces: Collection[NamespaceId]) -> tuple[int, int]:
-        """Drop every block of these namespaces: blocks and bytes."""
+    async def drop_namespaces(self, namespaces: Collection[NamespaceId]) -> tuple[int, int]:
+        """Drop every block of these namespaces: blocks and bytes. Others run in between."""
         ...
 
     def namespaces(self) -> Mapping[NamespaceId, int]:
         """Namespaces that have blocks here, and how many."""
+        ...
+
+    def tenants(self) -> Mapping[NamespaceId, ComponentId]:
+        """The tenant of each namespace that has blocks here."""
         ...
 
     def set_quota(self, tenant: ComponentId, nbytes: int) -> None:
@@ -106,3 +119,20 @@ class Tier(Protocol):
     async def close(self) -> None:
         """Finish what runs and give everything back."""
         ...
+
+
+_DROP_STEP = 4096
+"""Rows looked at before others may run: about a millisecond."""
+
+
+async def drop_in_steps(
+    index: Index, namespaces: Collection[NamespaceId], drop: Callable[[BlockAddress], int]
+) -> tuple[int, int]:
+    """Drop every block of `namespaces` from a tier's index, giving way to others in between."""
+    blocks = freed = 0
+    for addresses in index.of_namespaces(namespaces, _DROP_STEP):
+        sizes = [drop(address) for address in addresses]
+        blocks += sum(1 for size in sizes if size)
+        freed += sum(sizes)
+        await asyncio.sleep(0)
+    return blocks, freed

@@ -1,11 +1,13 @@
 """Region files: a few large preallocated files that are written front to back and reused whole.
 
-A region starts with a 4 KiB header: magic, version, generation, checksum. Records follow, each
-4 KiB aligned, stamped with the region's generation: a record of another generation is what the
-region held before, and reads as stale. Files are opened with O_DIRECT where the file system
-allows it; where not, the log says so once and the page cache stands in between.
+A region starts with a 4 KiB header: magic, version, region number, store id, generation,
+length, checksum (docs/format.md section 6). Records follow, each 4 KiB aligned, with the
+region's number and generation in its placement: a record of another generation is what the
+region held before. A region that is renewed is cut to nothing and allocated again, so that what
+it held is gone from the file and the log's end reads as zeros.
 
-File names are numbers; directories are 0700 and files 0600.
+Files are opened with O_DIRECT where the file system allows it; where not, the log says so once
+and the page cache stands in between. File names are numbers; files are 0600.
 """
 
 from __future__ import annotations
@@ -13,23 +15,25 @@ from __future__ import annotations
 import errno
 import hashlib
 import logging
-import mmap
 import os
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from strongroom.errors import Corrupt, Unavailable
+from storage.memory import PAGE_BYTES, aligned
+from strongroom.errors import Unavailable
 
-REGION_MAGIC: Final = b"SRRG"
+REGION_MAGIC: Final = b"SRREGION"
 REGION_VERSION: Final = 1
 REGION_HEADER_BYTES: Final = 4096
-_PREFIX: Final = struct.Struct("<4sHHQ")
+REGIONS_MIN: Final = 2
+_PREFIX: Final = struct.Struct("<8sHHI16sQQ")
+_CHECKSUM_AT: Final = REGION_HEADER_BYTES - 32
 _log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Region:
     """One region file. `tail` is where the next record goes."""
 
@@ -37,135 +41,175 @@ class Region:
     fd: int
     generation: int
     tail: int
-    newest: int = 0
-    """Highest record sequence that a scan found in it."""
-    live: int = 0
-    """Resident blocks in it."""
+    members: dict[int, bytes] = field(default_factory=dict)
+    """Live records: offset to packed address."""
+    live_bytes: int = 0
     busy: int = 0
-    """Reads and writes in flight; the region is not reused meanwhile."""
-
-
-class AlignedBuffer:
-    """Page-aligned memory for O_DIRECT, reused for one transfer at a time."""
-
-    def __init__(self, nbytes: int) -> None:
-        self._map = mmap.mmap(-1, nbytes)
-        self._map.madvise(mmap.MADV_DONTDUMP)
-        self.view = memoryview(self._map)
-
-    def close(self) -> None:
-        self.view.release()
-        self._map.close()
+    """Reads and writes in flight; the region is not renewed meanwhile."""
+    clean: bool = False
+    """Written by this store to its tail and blank behind it: may be appended to."""
 
 
 class RegionFiles:
-    """Opens, preallocates, reads and writes the region files of one folder. All calls block."""
+    """Opens, preallocates, reads and writes the region files of one folder. All calls block.
 
-    def __init__(self, folder: Path, region_bytes: int, count: int) -> None:
+    Fewer files than asked for are used where the disk has no room for all, which the log says;
+    with less than two there is no tier, and `Unavailable` is raised.
+    """
+
+    def __init__(self, folder: Path, store: bytes, region_bytes: int, count: int) -> None:
         self.folder = folder
+        self.store = store
         self.region_bytes = region_bytes
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        folder.chmod(0o700)
+        self.regions: list[Region] = []
         self.direct = _direct_works(folder)
         if not self.direct:
             _log.warning("no O_DIRECT in %s: reads and writes pass the page cache", folder)
-        self.regions = [self._open(number) for number in range(count)]
+        try:
+            self._open_all(max(count, REGIONS_MIN))
+        except BaseException:
+            self.close()
+            raise
 
     def renew(self, region: Region) -> None:
-        """Start a new generation: whatever the region held is stale from now on."""
+        """Start a new generation: what the region held is gone."""
         generation = region.generation + 1
-        page = AlignedBuffer(REGION_HEADER_BYTES)
-        try:
-            page.view[:] = _region_header(generation)
-            self.write(region, 0, page.view)
-        finally:
-            page.close()
+        self._allocate(region.fd)
+        page = aligned(REGION_HEADER_BYTES)
+        page[:] = self._header(region.number, generation)
+        self.write(region, 0, [page])
         region.generation = generation
         region.tail = REGION_HEADER_BYTES
+        region.clean = True
 
-    def write(self, region: Region, offset: int, data: memoryview) -> None:
-        """Write all of `data` at `offset`; a short write is an error of the device."""
-        done = 0
-        while done < len(data):
-            written = os.pwrite(region.fd, data[done:], offset + done)
+    def write(self, region: Region, offset: int, data: list[memoryview]) -> None:
+        """Write all of `data` at `offset`; each part is page-aligned memory, whole pages."""
+        parts = list(data)
+        while parts:
+            written = os.pwritev(region.fd, parts, offset)
             if written <= 0:
                 raise OSError(errno.EIO, "short write")
-            done += written
+            offset += written
+            while parts and written >= len(parts[0]):
+                written -= len(parts.pop(0))
+            if parts:
+                parts[0] = parts[0][written:]
 
-    def read(self, region: Region, offset: int, into: memoryview) -> None:
-        """Fill `into` from `offset`; the end of the file inside it is `Corrupt`."""
+    def read(self, region: Region, offset: int, into: memoryview) -> int:
+        """Fill `into` from `offset`; fewer bytes are read only at the end of the file."""
         done = 0
         while done < len(into):
             count = os.preadv(region.fd, [into[done:]], offset + done)
             if count == 0:
-                raise Corrupt("the region file is cut short", field="region")
+                break
             done += count
+        return done
+
+    def next_data(self, region: Region, offset: int) -> int:
+        """The first page from `offset` on that may hold anything but zeros."""
+        try:
+            return os.lseek(region.fd, offset, os.SEEK_DATA) // PAGE_BYTES * PAGE_BYTES
+        except OSError as error:
+            return self.region_bytes if error.errno == errno.ENXIO else offset
+
+    def sync(self) -> None:
+        """Bring everything to the device: at an orderly stop, so that a power cut finds it."""
+        for region in self.regions:
+            os.fdatasync(region.fd)
+
+    def generation_of(self, region: Region) -> int | None:
+        """The generation that the region's header tells; None when it is not this store's."""
+        page = aligned(REGION_HEADER_BYTES)
+        if self.read(region, 0, page) < REGION_HEADER_BYTES:
+            return None
+        if hashlib.sha256(page[:_CHECKSUM_AT]).digest() != page[_CHECKSUM_AT:]:
+            return None
+        magic, version, flags, number, store, generation, length = _PREFIX.unpack_from(page)
+        told = (magic, version, flags, number, store, length)
+        ours = (REGION_MAGIC, REGION_VERSION, 0, region.number, self.store, self.region_bytes)
+        return int(generation) if told == ours else None
 
     def close(self) -> None:
         for region in self.regions:
             os.close(region.fd)
         self.regions = []
 
-    def _open(self, number: int) -> Region:
-        path = self.folder / f"{number:06d}.region"
+    def _open_all(self, count: int) -> None:
+        for number in range(count):
+            path = self.folder / f"{number:06d}"
+            try:
+                self.regions.append(self._open(path, number))
+            except OSError as error:
+                if error.errno not in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
+                    raise Unavailable(
+                        f"region file {path} cannot be prepared: {error.strerror}",
+                        field="nvme_path",
+                    ) from error
+                if number < REGIONS_MIN:
+                    raise Unavailable(
+                        f"no room for region file {path}: free disk space or lower the NVMe "
+                        "tier's size",
+                        field="nvme_bytes",
+                        limit=self.region_bytes,
+                    ) from error
+                _log.warning(
+                    "room for %d of %d region files in %s: the NVMe tier is smaller than set",
+                    number,
+                    count,
+                    self.folder,
+                )
+                break
+        self._remove_surplus(len(self.regions))
+
+    def _open(self, path: Path, number: int) -> Region:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         fd = os.open(path, flags | (os.O_DIRECT if self.direct else 0), 0o600)
         try:
             os.fchmod(fd, 0o600)
-            region = Region(number, fd, generation=0, tail=self.region_bytes)
-            fresh = os.fstat(fd).st_size != self.region_bytes
-            if fresh:
-                os.ftruncate(fd, 0)
-                os.posix_fallocate(fd, 0, self.region_bytes)
-            page = AlignedBuffer(REGION_HEADER_BYTES)
-            try:
-                self.read(region, 0, page.view)
-                generation = _parse_region_header(bytes(page.view))
-            finally:
-                page.close()
-            if generation is None:
-                self.renew(region)
-            else:
-                region.generation = generation
-        except OSError as error:
+            size = os.fstat(fd).st_size
+            if size == 0:
+                self._allocate(fd)
+        except OSError:
+            if os.fstat(fd).st_size == 0:
+                path.unlink()  # no half-made file is left behind on a full disk
             os.close(fd)
-            raise Unavailable(
-                f"region file {path} cannot be prepared: {error.strerror}; free disk space or "
-                "lower the NVMe tier's size",
-                field="nvme_bytes",
-                limit=self.region_bytes,
-            ) from error
-        return region
+            raise
+        return Region(number, fd, generation=0, tail=self.region_bytes)
 
+    def _allocate(self, fd: int) -> None:
+        os.ftruncate(fd, 0)
+        try:
+            os.posix_fallocate(fd, 0, self.region_bytes)
+        except OSError:
+            os.ftruncate(fd, 0)
+            raise
 
-def _region_header(generation: int) -> bytes:
-    body = _PREFIX.pack(REGION_MAGIC, REGION_VERSION, REGION_HEADER_BYTES, generation)
-    body = body.ljust(REGION_HEADER_BYTES - 16, b"\0")
-    return body + hashlib.blake2b(body, digest_size=16).digest()
+    def _remove_surplus(self, count: int) -> None:
+        """Files beyond the tier's present size would keep room for nothing."""
+        for path in self.folder.glob("[0-9]" * 6):
+            if int(path.name) >= count:
+                _log.warning("region file %s is beyond the tier's size and is removed", path)
+                path.unlink()
 
-
-def _parse_region_header(page: bytes) -> int | None:
-    magic, version, length, generation = _PREFIX.unpack_from(page)
-    if (magic, version, length) != (REGION_MAGIC, REGION_VERSION, REGION_HEADER_BYTES):
-        return None
-    if hashlib.blake2b(page[:-16], digest_size=16).digest() != page[-16:]:
-        return None
-    return int(generation)
+    def _header(self, number: int, generation: int) -> bytes:
+        body = _PREFIX.pack(
+            REGION_MAGIC, REGION_VERSION, 0, number, self.store, generation, self.region_bytes
+        ).ljust(_CHECKSUM_AT, b"\0")
+        return body + hashlib.sha256(body).digest()
 
 
 def _direct_works(folder: Path) -> bool:
-    probe = folder / ".direct"
+    probe = folder / "probe"
     try:
         fd = os.open(probe, os.O_RDWR | os.O_CREAT | os.O_DIRECT | os.O_CLOEXEC, 0o600)
     except OSError:
         return False
-    page = AlignedBuffer(4096)
     try:
-        os.pwrite(fd, page.view, 0)
-        return os.preadv(fd, [page.view], 0) == 4096
+        page = aligned(PAGE_BYTES)
+        os.pwrite(fd, page, 0)
+        return os.preadv(fd, [page], 0) == PAGE_BYTES
     except OSError:
         return False
     finally:
-        page.close()
         os.close(fd)
         probe.unlink(missing_ok=True)
