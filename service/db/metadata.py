@@ -9,7 +9,16 @@ from sqlalchemy import MetaData
 
 from service.db.base import Record
 
-ROOMS: Final = ("keys", "tenancy", "registry", "grants", "log", "audit")
+ROOMS: Final = (
+    "keys",
+    "tenancy",
+    "registry",
+    "grants",
+    "log",
+    "audit",
+    "sidecars",
+    "revocation",
+)
 """The rooms that have a `models` module."""
 
 

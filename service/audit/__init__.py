@@ -1,0 +1,1 @@
+"""The audit trail: an append-only hash chain, a Merkle tree over it, and its questions."""

@@ -1,0 +1,108 @@
+"""What start-up makes of the journal and the database.
+
+- Neither has anything: a new log begins.
+- The journal is behind (the process died between commit and append): it is completed.
+- The database is behind (a backup was restored, or it was lost): what the journal has beyond
+  it is done again (`service.journal.replay`), and a new epoch begins.
+- Neither is the beginning of the other, or an entry is damaged or not ours: `Corrupt`, and the
+  service does not serve. Which of the two is right is for a person to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from enum import StrEnum
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from policy.signing import Verifier
+from service.auth.actor import SYSTEM
+from service.changes import Changes
+from service.db.session import Database
+from service.journal.file import Journal
+from service.journal.replay import replay
+from service.log import chain
+from service.log import store as log_store
+from strongroom.errors import Corrupt
+from strongroom.log import LogEntry
+
+_PAGE = 1000
+
+
+class Outcome(StrEnum):
+    """What start-up found."""
+
+    BEGUN = "begun"
+    AGREED = "agreed"
+    JOURNAL_COMPLETED = "journal_completed"
+    DATABASE_REPLAYED = "database_replayed"
+
+
+async def reconcile(
+    database: Database, journal: Journal, changes: Changes, verifier: Verifier
+) -> Outcome:
+    """Bring both to one state, or raise `Corrupt`. Nothing else may write meanwhile."""
+    lines = await journal.lines()
+    common, missing = 0, []
+    async with database.readers() as session:
+        async for stored in _rows(session):
+            if common < len(lines):
+                if missing or lines[common] != stored.jws:
+                    raise Corrupt(
+                        f"journal and database differ at entry {common + 1}", field="journal"
+                    )
+                common += 1
+            else:
+                missing.append(stored.jws)
+        known = await log_store.find_head(session)
+    if missing and common < len(lines):
+        raise Corrupt("journal and database differ", field="journal")
+    replayed = _check(lines, common, missing, verifier)
+    if missing:
+        await journal.append(missing)
+    await changes.journalled(len(lines) + len(missing))
+    if replayed:
+        await _replay(changes, lines[common:], replayed)
+        return Outcome.DATABASE_REPLAYED
+    if known is None:
+        async with changes.begin(SYSTEM) as change:
+            entry = await change.begin_epoch()
+            await change.audit("log.begun", details={"epoch": entry.epoch})
+        return Outcome.BEGUN
+    return Outcome.JOURNAL_COMPLETED if missing else Outcome.AGREED
+
+
+def _check(
+    lines: Sequence[str], common: int, missing: Sequence[str], verifier: Verifier
+) -> list[LogEntry]:
+    """Follow the whole chain; returns the entries that the database lacks.
+
+    Signatures are checked where one side is about to believe the other. What both have alike
+    was checked when it was written, and has to chain.
+    """
+    links = chain.Chain()
+    lacking = []
+    for number, jws in enumerate((*lines, *missing)):
+        alike = number < common
+        entry = chain.parse(jws) if alike else chain.read(jws, verifier)
+        links.follow(entry)
+        if not alike and number < len(lines):
+            lacking.append(entry)
+    return lacking
+
+
+async def _rows(session: AsyncSession) -> AsyncIterator[log_store.Stored]:
+    position = 0
+    while page := await log_store.all_after(session, position, _PAGE):
+        for stored in page:
+            if stored.position != position + 1:
+                raise Corrupt(f"the database lacks log entry {position + 1}", field="database")
+            position = stored.position
+            yield stored
+
+
+async def _replay(changes: Changes, lines: Sequence[str], entries: Sequence[LogEntry]) -> None:
+    async with changes.begin(SYSTEM) as change:
+        for jws, entry in zip(lines, entries, strict=True):
+            await log_store.append(change.session, entry, jws)
+        await replay(change, entries)

@@ -1,0 +1,1 @@
+"""Revocations: asked for, committed, in force everywhere within one lease."""

@@ -1,0 +1,1 @@
+"""Sidecars as the service sees them: enrolment, proofs, leases, acknowledgements, intake."""
