@@ -159,14 +159,18 @@ class SidecarLink:
             self._wake_write.close()
 
     def _push(self, encoded: bytes) -> bool:
-        """Send at once what the socket takes, queue the rest. The lock is held."""
+        """Send at once what the socket takes, queue the rest. The lock is held.
+
+        The IO thread only queues: it sends what one batch of frames gave rise to in one go.
+        """
         view = memoryview(encoded)
         if self._outbox_bytes + len(view) > OUTBOX_BYTES_MAX:
             _log.warning("the sidecar does not read: a frame was dropped and the session ends")
             self._generation = 0
             self.wake()
             return False
-        if self._socket is not None and not self._outbox:
+        ours = threading.current_thread() is self._thread
+        if self._socket is not None and not self._outbox and not ours:
             try:
                 view = view[self._socket.send(view) :]
             except BlockingIOError:
@@ -176,7 +180,8 @@ class SidecarLink:
         if view:
             self._outbox.append(view)
             self._outbox_bytes += len(view)
-            self.wake()
+            if not ours:
+                self.wake()
         return True
 
     def _run(self) -> None:
@@ -265,6 +270,7 @@ class SidecarLink:
                             self._hand_over(frame)
                         else:
                             session = self._open(frame, reader)
+                    self._flush()
 
     def _open(self, frame: SidecarFrame, reader: _FrameReader) -> int:
         if isinstance(frame, Failure):

@@ -44,3 +44,5 @@ class StepOrders:
     """Keys whose pages will be overwritten in this step."""
     held: tuple[str, ...] = ()
     """Keys of finished requests whose pages the engine keeps until it is told."""
+    idle: bool = False
+    """Nothing is computed in this step."""

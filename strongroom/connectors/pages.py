@@ -5,14 +5,17 @@ the order in which they lie in memory. A page whose bytes do not lie together is
 its order could not be named. In staging a block of n pages lies layer after layer, in a layer
 plane after plane, in a plane page after page: the layout of a `Part`.
 
-On a CPU a copy is done when the call returns. On a CUDA device it runs on a stream of its own,
-after the event that `mark` recorded on the engine's stream, and the call returns when it is done:
-it runs on the IO thread, never on the engine's.
+Copies run on the IO thread, never on the engine's, and are done when the call returns.
+- On a CPU they are memory moves without a call into torch: each such call gives the
+  interpreter's lock away, and an engine that is busy gives it back 5 ms later, once a layer.
+- On a CUDA device they run on a stream of their own, after the event that `mark` recorded on
+  the engine's stream, from and to pinned staging.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import mmap
 from collections.abc import Callable, Iterator, Sequence
@@ -33,26 +36,18 @@ class Pages(Protocol):
     def page_bytes(self) -> tuple[int, ...]:
         """Bytes of one page, for each layer."""
 
-    def adopt(self, staging: mmap.mmap | None) -> torch.Tensor | None:
-        """Staging as bytes, prepared for copies; None gives the last one back."""
+    def adopt(self, staging: mmap.mmap | None) -> None:
+        """Use this staging from now on; None gives the last one back."""
 
     def mark(self) -> object:
         """A point in the engine's work, on the engine's thread; copies wait for it."""
 
     def copy_in(
-        self,
-        staging: torch.Tensor,
-        offset: int,
-        block_pages: int,
-        first: int,
-        pages: Sequence[int],
-        after: object,
+        self, offset: int, block_pages: int, first: int, pages: Sequence[int], after: object
     ) -> None:
         """Pages `first`.. of the block of `block_pages` pages at `offset`, into `pages`."""
 
-    def copy_out(
-        self, staging: torch.Tensor, offset: int, pages: Sequence[int], after: object
-    ) -> None:
+    def copy_out(self, offset: int, pages: Sequence[int], after: object) -> None:
         """`pages`, as one block, to `offset`."""
 
 
@@ -102,98 +97,104 @@ def runs(pages: Sequence[int]) -> Iterator[tuple[int, int, int]]:
             start = index
 
 
-class _Planes:
-    """The planes of every layer, and the walk over them that both kinds of copy share."""
-
-    def __init__(self, layers: Sequence[tuple[torch.Tensor, ...]]) -> None:
-        self._layers = tuple(layers)
-        self.page_bytes = tuple(sum(plane.shape[1] for plane in layer) for layer in layers)
-
-    def walk(
-        self, staging: torch.Tensor, offset: int, block_pages: int, first: int, pages: Sequence[int]
-    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Pairs (rows of the engine, rows of staging) that correspond."""
-        pieces = list(runs(pages))
-        for layer in self._layers:
-            for plane in layer:
-                width = plane.shape[1]
-                block = staging.narrow(0, offset, block_pages * width).view(block_pages, width)
-                for index, page, count in pieces:
-                    yield (
-                        plane.narrow(0, page, count),
-                        block.narrow(0, first + index, count),
-                    )
-                offset += block_pages * width
-
-
 class HostPages:
     """Pages in the host's memory."""
 
     def __init__(self, layers: Sequence[tuple[torch.Tensor, ...]]) -> None:
-        self._planes = _Planes(layers)
+        self._keep = tuple(layers)  # the views below do not own the memory
+        self._layers = tuple(tuple(_HostPlane(plane) for plane in layer) for layer in layers)
+        self._staging: memoryview | None = None
 
     @property
     def page_bytes(self) -> tuple[int, ...]:
-        return self._planes.page_bytes
+        return _page_bytes(self._keep)
 
-    def adopt(self, staging: mmap.mmap | None) -> torch.Tensor | None:
-        return None if staging is None else torch.frombuffer(staging, dtype=torch.uint8)
+    def adopt(self, staging: mmap.mmap | None) -> None:
+        self._staging = None if staging is None else memoryview(staging)
 
     def mark(self) -> object:
         return None
 
     def copy_in(
-        self,
-        staging: torch.Tensor,
-        offset: int,
-        block_pages: int,
-        first: int,
-        pages: Sequence[int],
-        after: object,
+        self, offset: int, block_pages: int, first: int, pages: Sequence[int], after: object
     ) -> None:
-        for target, source in self._planes.walk(staging, offset, block_pages, first, pages):
-            target.copy_(source)
+        staging = self._mapped()
+        for plane, start in self._walk(offset, block_pages):
+            for target, index, size in plane.pieces(pages):
+                source = start + (first * plane.width) + index
+                plane.memory[target : target + size] = staging[source : source + size]
 
-    def copy_out(
-        self, staging: torch.Tensor, offset: int, pages: Sequence[int], after: object
-    ) -> None:
-        for source, target in self._planes.walk(staging, offset, len(pages), 0, pages):
-            target.copy_(source)
+    def copy_out(self, offset: int, pages: Sequence[int], after: object) -> None:
+        staging = self._mapped()
+        for plane, start in self._walk(offset, len(pages)):
+            for source, index, size in plane.pieces(pages):
+                target = start + index
+                staging[target : target + size] = plane.memory[source : source + size]
+
+    def _walk(self, offset: int, block_pages: int) -> Iterator[tuple[_HostPlane, int]]:
+        for layer in self._layers:
+            for plane in layer:
+                yield plane, offset
+                offset += block_pages * plane.width
+
+    def _mapped(self) -> memoryview:
+        if self._staging is None:
+            raise Unavailable("there is no staging")
+        return self._staging
+
+
+class _HostPlane:
+    """One plane's memory; `pieces` cuts page ids into moves of contiguous bytes."""
+
+    def __init__(self, plane: torch.Tensor) -> None:
+        self.width = plane.shape[1]
+        self._stride = plane.stride(0)
+        size = (plane.shape[0] - 1) * self._stride + self.width
+        array = (ctypes.c_uint8 * size).from_address(plane.data_ptr())
+        self.memory = memoryview(array).cast("B")
+
+    def pieces(self, pages: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+        """(offset in the plane, offset among `pages` packed together, bytes)."""
+        if self._stride == self.width:
+            for index, page, count in runs(pages):
+                yield page * self.width, index * self.width, count * self.width
+        else:
+            for index, page in enumerate(pages):
+                yield page * self._stride, index * self.width, self.width
 
 
 class CudaPages:
     """Pages on a CUDA device; staging is pinned, so that copies are DMA beside the engine."""
 
     def __init__(self, layers: Sequence[tuple[torch.Tensor, ...]]) -> None:
-        self._planes = _Planes(layers)
+        self._layers = tuple(layers)
         self._device = layers[0][0].device
         cuda: Any = torch.cuda  # its stubs are partly untyped
         self._stream = cuda.Stream(device=self._device)
-        self._pinned: torch.Tensor | None = None
+        self._staging: torch.Tensor | None = None
+        self._pinned = False
 
     @property
     def page_bytes(self) -> tuple[int, ...]:
-        return self._planes.page_bytes
+        return _page_bytes(self._layers)
 
-    def adopt(self, staging: mmap.mmap | None) -> torch.Tensor | None:
+    def adopt(self, staging: mmap.mmap | None) -> None:
         cuda: Any = torch.cuda
         runtime = cuda.cudart()
-        if self._pinned is not None:
-            runtime.cudaHostUnregister(self._pinned.data_ptr())
-            self._pinned = None
+        if self._staging is not None and self._pinned:
+            runtime.cudaHostUnregister(self._staging.data_ptr())
+        self._staging, self._pinned = None, False
         if staging is None:
-            return None
+            return
         tensor = torch.frombuffer(staging, dtype=torch.uint8)
         with torch.cuda.device(self._device):
             status = runtime.cudaHostRegister(
                 tensor.data_ptr(), tensor.numel(), _CUDA_HOST_REGISTER_PORTABLE
             )
-        if int(status) != 0:
+        self._staging, self._pinned = tensor, int(status) == 0
+        if not self._pinned:
             # Copies work from pageable memory too, only slower and with one more pass.
             _log.warning("staging could not be pinned (CUDA error %s)", int(status))
-        else:
-            self._pinned = tensor
-        return tensor
 
     def mark(self) -> object:
         cuda: Any = torch.cuda
@@ -202,26 +203,32 @@ class CudaPages:
         return event
 
     def copy_in(
-        self,
-        staging: torch.Tensor,
-        offset: int,
-        block_pages: int,
-        first: int,
-        pages: Sequence[int],
-        after: object,
+        self, offset: int, block_pages: int, first: int, pages: Sequence[int], after: object
     ) -> None:
-        pairs = self._planes.walk(staging, offset, block_pages, first, pages)
         with self._ordered(after):
-            for target, source in pairs:
-                target.copy_(source, non_blocking=True)
+            for rows, staged in self._walk(offset, block_pages, first, pages):
+                rows.copy_(staged, non_blocking=True)
 
-    def copy_out(
-        self, staging: torch.Tensor, offset: int, pages: Sequence[int], after: object
-    ) -> None:
-        pairs = self._planes.walk(staging, offset, len(pages), 0, pages)
+    def copy_out(self, offset: int, pages: Sequence[int], after: object) -> None:
         with self._ordered(after):
-            for source, target in pairs:
-                target.copy_(source, non_blocking=True)
+            for rows, staged in self._walk(offset, len(pages), 0, pages):
+                staged.copy_(rows, non_blocking=True)
+
+    def _walk(
+        self, offset: int, block_pages: int, first: int, pages: Sequence[int]
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Pairs (rows of the engine, rows of staging) that correspond."""
+        if self._staging is None:
+            raise Unavailable("there is no staging")
+        pieces = list(runs(pages))
+        for layer in self._layers:
+            for plane in layer:
+                width = plane.shape[1]
+                block = self._staging.narrow(0, offset, block_pages * width)
+                block = block.view(block_pages, width)
+                for index, page, count in pieces:
+                    yield plane.narrow(0, page, count), block.narrow(0, first + index, count)
+                offset += block_pages * width
 
     @contextlib.contextmanager
     def _ordered(self, after: object) -> Iterator[None]:
@@ -233,6 +240,10 @@ class CudaPages:
             finally:
                 # Also after an error: nothing may still be writing when pages are reported.
                 self._stream.synchronize()
+
+
+def _page_bytes(layers: Sequence[tuple[torch.Tensor, ...]]) -> tuple[int, ...]:
+    return tuple(sum(plane.shape[1] for plane in layer) for layer in layers)
 
 
 def pages_of(tensors: Sequence[torch.Tensor], page_count: int) -> Pages:

@@ -46,8 +46,6 @@ from strongroom.wire.frames import (
 )
 
 if TYPE_CHECKING:
-    import torch
-
     from strongroom.connectors.pages import Pages
 
 _log = logging.getLogger(__name__)
@@ -157,7 +155,7 @@ class Transfers:
         self._link: Link | None = None
         self._copying = threading.Lock()
         self._lock = threading.Lock()
-        self._staging: torch.Tensor | None = None
+        self._room = 0
         self._numbers = 0
         self._loads: dict[int, _Load] = {}
         self._saves: dict[int, _Save] = {}
@@ -280,7 +278,8 @@ class Transfers:
         """Take the session's staging."""
         if staging is None:
             raise ProtocolViolation("a worker needs staging", field="staging_bytes")
-        self._staging = self._pages.adopt(staging)
+        self._pages.adopt(staging)
+        self._room = len(staging)
 
     def closed(self) -> None:
         """Fail what the session left unfinished."""
@@ -288,7 +287,7 @@ class Transfers:
             for number, load in list(self._loads.items()):
                 self._finish(number, load, good=False)
             self._saves.clear()
-        self._staging = None
+        self._room = 0
         self._pages.adopt(None)
 
     def received(self, frame: SidecarFrame) -> None:
@@ -340,16 +339,14 @@ class Transfers:
         page_tokens = self._layout.page_tokens
         order = load.order
         low, high = max(part.start, order.start), min(part.end, order.end)
-        if low >= high or self._staging is None:
+        if low >= high:
             return
         first = (low - order.start) // page_tokens
         wanted = order.pages[first : (high - order.start) // page_tokens]
         late = self._clock() >= part.deadline_ns
         if not late:
-            self._pages.copy_in(
-                self._staging, part.offset, block_pages, (low - part.start) // page_tokens,
-                wanted, load.after,
-            )  # fmt: skip
+            skipped = (low - part.start) // page_tokens
+            self._pages.copy_in(part.offset, block_pages, skipped, wanted, load.after)
             late = self._clock() >= part.deadline_ns
         with self._lock:
             if late:
@@ -409,9 +406,9 @@ class Transfers:
         with self._copying:
             with self._lock:
                 reading = save.reading and self._clock() < save.deadline_ns
-            if not reading or self._staging is None:
+            if not reading:
                 return False
-            self._pages.copy_out(self._staging, slot.offset, source, save.after)
+            self._pages.copy_out(slot.offset, source, save.after)
         with self._lock:
             self._counts.pages_out += len(source)
         return True
@@ -446,9 +443,8 @@ class Transfers:
         page_tokens = self._layout.page_tokens
         if not 0 <= start < end or start % page_tokens or end % page_tokens:
             raise ProtocolViolation("not whole pages", field="start", limit=page_tokens)
-        room = 0 if self._staging is None else self._staging.numel()
-        if offset < 0 or offset + self._layout.block_bytes(end - start) > room:
-            raise ProtocolViolation("outside of staging", field="offset", limit=room)
+        if offset < 0 or offset + self._layout.block_bytes(end - start) > self._room:
+            raise ProtocolViolation("outside of staging", field="offset", limit=self._room)
         return (end - start) // page_tokens
 
     def _send(self, frame: EngineFrame) -> bool:

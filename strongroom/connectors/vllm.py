@@ -16,7 +16,9 @@ A request brings its grant in `kv_transfer_params={"strongroom": {"grant": ...}}
 
 from __future__ import annotations
 
+import dataclasses
 import logging
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -148,7 +150,8 @@ class StrongroomConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc
         except Exception:  # noqa: BLE001 - orders that are drawn up must go out all the same
             _log.exception("a step could not be planned")
             self._skip(list(self._requests))
-        return StrongroomMetadata(lookups.take_orders())
+        idle = not scheduler_output.num_scheduled_tokens
+        return StrongroomMetadata(dataclasses.replace(lookups.take_orders(), idle=idle))
 
     def update_connector_output(self, connector_output: Any) -> None:
         """Learn which loads ended, and refuse what failed before it is scheduled again."""
@@ -235,7 +238,12 @@ class StrongroomConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         """Everything that ended since the last step, told once."""
-        held = self._orders().held
+        orders = self._orders()
+        held = orders.held
+        if orders.idle:
+            # An engine in its client's process spins here; without this the IO thread, which
+            # the engine waits for, would get the interpreter's lock only every 5 ms.
+            time.sleep(0)
         try:
             if self._transfers is not None:
                 report = self._transfers.take_report(finished_req_ids, held)

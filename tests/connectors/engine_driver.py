@@ -1,0 +1,167 @@
+"""Runs vLLM in the engine's environment, told what to do by JSON lines on standard input.
+
+Answers go, one JSON line each, to the descriptor given as the first argument; standard output
+and error are vLLM's own. Commands: `start`, `generate`, `abort`, `reset`, `statistics`, `stop`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from typing import Any
+
+
+def main() -> None:
+    answers = os.fdopen(int(sys.argv[1]), "w", buffering=1)
+    state: dict[str, Any] = {}
+    for line in sys.stdin:
+        command = json.loads(line)
+        kind = command.pop("do")
+        try:
+            answer = COMMANDS[kind](state, **command)
+        except Exception as error:  # noqa: BLE001 - the test decides what an error means
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        answers.write(json.dumps(answer) + "\n")
+        if kind == "stop":
+            return
+
+
+def start(state: dict[str, Any], model: str, extra: dict[str, Any] | None, **options: Any) -> Any:
+    from vllm import LLM
+    from vllm.config import KVTransferConfig
+
+    policy = options.pop("policy", "recompute")
+    if extra is not None:
+        options["kv_transfer_config"] = KVTransferConfig(
+            kv_connector="StrongroomConnector",
+            kv_connector_module_path="strongroom.connectors.vllm",
+            kv_role="kv_both",
+            kv_load_failure_policy=policy,
+            kv_connector_extra_config=extra,
+        )
+    began = time.monotonic()
+    state["llm"] = LLM(
+        model=model, dtype="float32", enforce_eager=True, block_size=32, seed=0,
+        disable_log_stats=False, **options,
+    )
+    reports: list[str] = []
+    state["reports"] = reports
+    scheduler = state["llm"].llm_engine.engine_core.engine_core.scheduler
+    state["scheduler"] = scheduler
+    watched = scheduler._update_from_kv_xfer_finished
+
+    def watch(output: Any) -> None:
+        reports.extend(output.finished_recving or ())
+        watched(output)
+
+    scheduler._update_from_kv_xfer_finished = watch
+    state["preemptions"] = 0
+    preempt = scheduler._preempt_request
+
+    def count(*arguments: Any, **named: Any) -> None:
+        state["preemptions"] += 1
+        preempt(*arguments, **named)
+
+    scheduler._preempt_request = count
+    return {"seconds": time.monotonic() - began}
+
+
+def generate(state: dict[str, Any], requests: list[dict[str, Any]], max_tokens: int = 8) -> Any:
+    from vllm import SamplingParams
+
+    prompts, parameters = [], []
+    for request in requests:
+        prompt: dict[str, Any] = {"prompt_token_ids": request["tokens"]}
+        if request.get("salt"):
+            prompt["cache_salt"] = request["salt"]
+        extra = None
+        if request.get("grant"):
+            extra = {"kv_transfer_params": {"strongroom": {"grant": request["grant"]}}}
+        prompts.append(prompt)
+        parameters.append(
+            SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True,
+                           extra_args=extra, **request.get("sampling", {}))
+        )
+    reports = state["reports"]
+    reports.clear()
+    before = state["preemptions"]
+    began = time.monotonic()
+    outputs = state["llm"].generate(prompts, parameters, use_tqdm=False)
+    seconds = time.monotonic() - began
+    return {
+        "outputs": [list(output.outputs[0].token_ids) for output in outputs],
+        "text": [output.outputs[0].text for output in outputs],
+        "cached": [output.num_cached_tokens for output in outputs],
+        "ttft": [output.metrics.first_token_latency for output in outputs],
+        "parameters": [output.kv_transfer_params for output in outputs],
+        "seconds": seconds,
+        "loads": list(reports),
+        "preemptions": state["preemptions"] - before,
+        "left": len(state["scheduler"].requests),
+        "used_pages": pages_used(state),
+    }
+
+
+def pages_used(state: dict[str, Any]) -> int:
+    pool = state["scheduler"].kv_cache_manager.block_pool
+    return pool.num_gpu_blocks - 1 - pool.get_num_free_blocks()
+
+
+def abort(state: dict[str, Any], request: dict[str, Any], steps: int) -> Any:
+    """Add a request, step the engine, abort it, and step until nothing is left."""
+    from vllm import SamplingParams
+
+    engine = state["llm"].llm_engine
+    extra = {"kv_transfer_params": {"strongroom": {"grant": request["grant"]}}}
+    engine.add_request(
+        "to-abort",
+        {"prompt_token_ids": request["tokens"], "cache_salt": request["salt"]},
+        SamplingParams(temperature=0.0, max_tokens=64, extra_args=extra),
+    )
+    state["reports"].clear()
+    for _ in range(steps):
+        engine.step()
+    statuses = [str(r.status) for r in state["scheduler"].requests.values()]
+    engine.abort_request(["to-abort"])
+    deadline = time.monotonic() + 20
+    while state["scheduler"].requests and time.monotonic() < deadline:
+        engine.engine_core.engine_core.step_fn()
+    return {
+        "statuses": statuses, "loads": list(state["reports"]),
+        "left": len(state["scheduler"].requests), "used_pages": pages_used(state),
+    }
+
+
+def reset(state: dict[str, Any]) -> Any:
+    return {"done": state["llm"].reset_prefix_cache()}
+
+
+def statistics(state: dict[str, Any]) -> Any:
+    import dataclasses
+
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    worker = get_kv_transfer_group()
+    transfers = worker._transfers
+    return {
+        "transfers": dataclasses.asdict(transfers.statistics()) if transfers else None,
+        "engine": state["scheduler"].connector._engine,
+        "modules": sorted(
+            name for name in ("storage", "sidecar", "service", "policy") if name in sys.modules
+        ),
+    }
+
+
+def stop(state: dict[str, Any]) -> Any:
+    return {}
+
+
+COMMANDS = {
+    "start": start, "generate": generate, "abort": abort, "reset": reset,
+    "statistics": statistics, "stop": stop,
+}
+
+if __name__ == "__main__":
+    main()
