@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -65,6 +66,16 @@ class Api:
         """`GET`; parameters that are None are left out."""
         given = {name: value for name, value in params.items() if value is not None}
         return self._call("GET", path, params=given)
+
+    def items(self, path: str, **params: str | int | None) -> Iterator[dict[str, Any]]:
+        """Every item of a listing, page by page."""
+        cursor: str | None = None
+        while True:
+            page = self.get(path, cursor=cursor, **params)
+            yield from page["items"]
+            cursor = page.get("next_cursor")
+            if not cursor:
+                return
 
     def post(
         self, path: str, body: dict[str, Any], *, headers: dict[str, str] | None = None

@@ -12,6 +12,4 @@ def child_environment() -> dict[str, str]:
     configures one process and not another.
     """
     inherited = os.environ  # noqa: TID251 - children get it as a value from here
-    return {
-        name: value for name, value in inherited.items() if not name.startswith("STRONGROOM_")
-    }
+    return {name: value for name, value in inherited.items() if not name.startswith("STRONGROOM_")}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -13,6 +14,7 @@ import httpx
 from cli.demo.processes import DemoFailure, Process, Processes
 
 MODEL_NAME: Final = "smollm2"
+MODEL_TITLE: Final = "SmolLM2-135M-Instruct, float32"
 PAGE_TOKENS: Final = 32
 ANSWER_TOKENS: Final = 24
 _TIMEOUT_S: Final = 180.0
@@ -42,6 +44,7 @@ class EngineConfig:
     port: int
     socket: Path
     token_file: Path
+    name: str
 
 
 def start(running: Processes, config: EngineConfig, base_env: dict[str, str]) -> Process:
@@ -54,7 +57,7 @@ def start(running: Processes, config: EngineConfig, base_env: dict[str, str]) ->
         "kv_connector_extra_config": {
             "socket": str(config.socket),
             "token_file": str(config.token_file),
-            "model_dir": str(config.model),
+            "engine": config.name,
         },
     }
     command = [
@@ -120,7 +123,7 @@ class Engine:
 
     def complete(
         self,
-        tokens: list[int],
+        tokens: Sequence[int],
         *,
         grant: str = "",
         salt: str = "",
@@ -129,7 +132,7 @@ class Engine:
         """Greedy completion of the very token ids, streamed, timed to the first token."""
         body: dict[str, Any] = {
             "model": MODEL_NAME,
-            "prompt": tokens,
+            "prompt": list(tokens),
             "max_tokens": max_tokens,
             "temperature": 0.0,
             "stream": True,

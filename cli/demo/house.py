@@ -29,9 +29,15 @@ from cli.demo.engine import Engine, EngineConfig
 from cli.demo.processes import DemoFailure, Processes, processes
 from cli.demo.world import Artefacts, World
 from cli.environment import child_environment
+from cli.serve import write_private
+from service.auth.issuer import open_issuer
+from service.auth.tokens import Role
+from service.settings import read_settings
 
 _SETTLE_S: Final = 20.0
 _POLL_S: Final = 0.1
+_TOKEN_LIFE_S: Final = 3600
+_ENGINE_NAME: Final = "demo"
 _FORBIDDEN_IN_ENGINE: Final = ("service", "policy", "storage", "sidecar", "cli")
 
 
@@ -55,8 +61,8 @@ class House:
         self._port = _free_port()
         self._url = f"http://127.0.0.1:{_free_port()}"
         self._nvme = options.state / "nvme"
-        self._engine_token = options.state / "engine.token"
         self._socket = options.state / "run" / "sidecar.sock"
+        self._engine_token = options.state / "run" / "engines" / f"{_ENGINE_NAME}.token"
         self.revoked_version = ""
         self.engine: Engine
         self.api: Api
@@ -96,9 +102,15 @@ class House:
         command = [*_strongroom(), "serve", "--state", str(self._options.state / "service")]
         process = self._running.start("service", [*command, "--port", port], self._env)
         process.wait_ready(lambda: _answers(f"{self._url}/readyz"), within_s=60)
-        token = read_token(self._options.state / "service" / "operator.token")
-        self.api = Api(self._url, token)
-        self.world = World(self.api)
+        state = self._options.state / "service"
+        self.api = Api(self._url, read_token(state / "operator.token"))
+        issuer = open_issuer(read_settings({}, state_directory=state))
+        gateway = issuer.issue("demo-gateway", "", (Role.GATEWAY,), _TOKEN_LIFE_S)
+
+        def mint(subject: str, tenant: str) -> str:
+            return issuer.issue(subject, tenant, (Role.SUBJECT,), _TOKEN_LIFE_S)
+
+        self.world = World(self.api, Api(self._url, gateway), mint)
 
     def register(self) -> None:
         """Tenants and artefacts, with the digests that the engine will measure."""
@@ -123,10 +135,10 @@ class House:
         }
         policy_digest = hashlib.sha256(b"answer from the register only").hexdigest()
         self.artefacts = Artefacts(
-            **shared, policy=world.tenant_policy(self.acme, "clerk", policy_digest)
+            **shared, policy=world.artefact("policy", "clerk", "1", policy_digest, self.acme)
         )
         self.globex_artefacts = Artefacts(
-            **shared, policy=world.tenant_policy(self.globex, "clerk", policy_digest)
+            **shared, policy=world.artefact("policy", "clerk", "1", policy_digest, self.globex)
         )
         self._model_digest = digests["model"]
 
@@ -135,8 +147,7 @@ class House:
         join = state / "join.token"
         if not join.exists():
             answer = self.api.post("/v1/sidecars/join-tokens", {"name": "demo-node"})
-            _write_secret(join, answer["join_token"])
-            _write_secret(self._engine_token, os.urandom(32).hex())
+            write_private(join, answer["join_token"])
         command = [
             *_strongroom(),
             "sidecar",
@@ -148,8 +159,8 @@ class House:
             str(join),
             "--socket",
             str(self._socket),
-            "--engine-token-file",
-            str(self._engine_token),
+            "--engine",
+            _ENGINE_NAME,
             "--nvme",
             str(self._nvme),
             "--nvme-bytes",
@@ -168,6 +179,7 @@ class House:
             port=self._port,
             socket=self._socket,
             token_file=self._engine_token,
+            name=_ENGINE_NAME,
         )
         vllm.start(self._running, config, self._env)
         self.engine = Engine(self._port)
@@ -216,7 +228,9 @@ class House:
 
     def revoke(self, axis: str, target: str, reason: str) -> tuple[str, Path]:
         """Revoke and wait; the revocation's id and its certificate in a file."""
-        answer = self.api.post("/v1/revocations", {"axis": axis, "target": target, "reason": reason})
+        answer = self.api.post(
+            "/v1/revocations", {"axis": axis, "target": target, "reason": reason}
+        )
         if axis == "document_version":
             self.revoked_version = target
         certificate = self.api.text(f"/v1/revocations/{answer['id']}/certificate")
@@ -232,6 +246,10 @@ class House:
         )
 
     # Looking
+
+    def process_ids(self) -> dict[str, int]:
+        """Name to process id of the four; the client is this process."""
+        return self._running.ids | {"client": os.getpid()}
 
     def wait_saved(self, tokens: int) -> int:
         """Wait until the audit shows saves of so many tokens by the latest request."""
@@ -318,12 +336,6 @@ def _answers(url: str) -> bool:
         return httpx.get(url, timeout=2.0).is_success
     except httpx.HTTPError:
         return False
-
-
-def _write_secret(path: Path, text: str) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(fd, "w") as sink:
-        sink.write(text)
 
 
 def _free_port() -> int:

@@ -51,8 +51,7 @@ class Report:
         message = self.figures | {
             "passed": self.passed,
             "steps": [
-                {"name": step.name, "passed": step.passed, "seen": step.seen}
-                for step in self.steps
+                {"name": step.name, "passed": step.passed, "seen": step.seen} for step in self.steps
             ],
         }
         out.write_text(json.dumps(message, indent=2, ensure_ascii=False) + "\n")

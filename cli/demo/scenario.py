@@ -145,14 +145,10 @@ class Scenario:
         across = world.grant(self._mallory, foreign, self._tokens, whole)
         without = world.grant(self._eve, artefacts, self._tokens, whole)
         other_tenant, no_group = self._ask(across), self._ask(without)
+        copyists = world.group(self._house.globex, "copyists")
+        copyist = world.subject(self._house.globex, "colin", [copyists])
         own_copy = world.document(
-            self._house.globex,
-            "copy-of-register",
-            world.group(self._house.globex, "copyists"),
-            _text_digest(self._register),
-        )
-        copyist = world.subject(
-            self._house.globex, "colin", [world.group_of(self._house.globex, "copyists")]
+            self._house.globex, "copy-of-register", copyists, _text_digest(self._register)
         )
         copied = world.grant(
             copyist, foreign, self._tokens, self._parts(len(self._tokens), own_copy)
@@ -292,10 +288,9 @@ class Scenario:
         first = self._grant(dave)
         self._ask(first)
         before = self._ask(first).cached_tokens
-        group = self._world.private_group(dave)
         self._world.remove_subject(dave)
         after = self._ask(first).cached_tokens
-        destroyed = self._world.component_state(group) == "destroyed"
+        destroyed = not self._world.group_exists(self._acme, dave.private_group)
         self._report.step(
             "a subject removed: their grants die, their private group's component is destroyed",
             before > 0 and after == 0 and destroyed,

@@ -5,11 +5,12 @@ Everything goes through the public HTTP API, as an operator and as a gateway.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
-from cli.api import Api
+from cli.api import Api, ApiProblem
 from strongroom.blocks import pack_tokens, prompt_digest
 
 
@@ -30,6 +31,7 @@ class Subject:
     name: str
     tenant: str
     token: str
+    private_group: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,60 +50,65 @@ Part = tuple[int, dict[str, str]]
 
 
 class World:
-    """Sets up and changes what the service knows."""
+    """Sets up and changes what the service knows: `admin` as operator, `gateway` for grants."""
 
-    def __init__(self, api: Api) -> None:
-        self._api = api
+    def __init__(self, admin: Api, gateway: Api, mint: Callable[[str, str], str]) -> None:
+        self._admin = admin
+        self._gateway = gateway
+        self._mint = mint
 
     def tenant(self, name: str) -> str:
         """A new tenant's component id."""
-        return str(self._api.post("/v1/tenants", {"name": name})["id"])
+        return str(self._admin.post("/v1/tenants", {"name": name})["id"])
 
     def group(self, tenant: str, name: str) -> str:
         """A new access group's component id."""
-        return str(self._api.post(f"/v1/tenants/{tenant}/groups", {"name": name})["id"])
+        return str(self._admin.post(f"/v1/tenants/{tenant}/groups", {"name": name})["id"])
+
+    def group_exists(self, tenant: str, group: str) -> bool:
+        """Whether the group's component lives."""
+        try:
+            self._admin.get(f"/v1/tenants/{tenant}/groups/{group}")
+        except ApiProblem as problem:
+            if problem.status == HTTPStatus.NOT_FOUND:
+                return False
+            raise
+        return True
 
     def subject(self, tenant: str, name: str, groups: Sequence[str] = ()) -> Subject:
-        """A new user, member of `groups`, with a token."""
-        self._api.post(f"/v1/tenants/{tenant}/principals", {"name": name})
+        """A new user, member of `groups`, with a token of their own."""
+        answer = self._admin.post(f"/v1/tenants/{tenant}/principals", {"name": name})
         for group in groups:
-            self._api.post(
+            self._admin.post(
                 f"/v1/tenants/{tenant}/memberships", {"principal": name, "group": group}
             )
-        answer = self._api.post(f"/v1/tenants/{tenant}/principals/{name}/tokens", {})
-        return Subject(name, tenant, str(answer["token"]))
+        return Subject(name, tenant, self._mint(name, tenant), str(answer["private_group"]))
 
-    def remove_subject(self, subject: Subject) -> Any:
+    def remove_subject(self, subject: Subject) -> None:
         """Remove a user: their grants die, their private group's component is destroyed."""
-        return self._api.delete(f"/v1/tenants/{subject.tenant}/principals/{subject.name}")
+        self._admin.delete(f"/v1/tenants/{subject.tenant}/principals/{subject.name}")
 
-    def artefact(self, kind: str, name: str, revision: str, digest: str) -> str:
-        """Register a shared artefact; its component id."""
-        body = {"kind": kind, "name": name, "revision": revision, "digest": digest}
-        return str(self._api.post("/v1/artefacts", body)["id"])
-
-    def tenant_policy(self, tenant: str, name: str, digest: str) -> str:
-        """Register a tenant's content policy; its component id."""
-        body = {
-            "kind": "policy",
-            "name": name,
-            "revision": "1",
-            "digest": digest,
-            "tenant": tenant,
-        }
-        return str(self._api.post("/v1/artefacts", body)["id"])
+    def artefact(
+        self, kind: str, name: str, revision: str, digest: str, tenant: str | None = None
+    ) -> str:
+        """Register an artefact, shared or a tenant's own; its component id."""
+        body: dict[str, Any] = {"kind": kind, "name": name, "revision": revision}
+        body["digest"] = digest
+        if tenant is not None:
+            body["tenant"] = tenant
+        return str(self._admin.post("/v1/artefacts", body)["id"])
 
     def upgrade(self, artefact: str, revision: str, digest: str) -> str:
         """Replace an artefact by a new revision in one transaction; the new component id."""
-        answer = self._api.post(
+        answer = self._admin.post(
             f"/v1/artefacts/{artefact}/upgrade", {"revision": revision, "digest": digest}
         )
         return str(answer["id"])
 
     def document(self, tenant: str, name: str, group: str, digest: str) -> str:
         """Register a document with its first version; the version's component id."""
-        document = self._api.post(f"/v1/tenants/{tenant}/documents", {"name": name})["id"]
-        version = self._api.post(
+        document = self._admin.post(f"/v1/tenants/{tenant}/documents", {"name": name})["id"]
+        version = self._admin.post(
             f"/v1/tenants/{tenant}/documents/{document}/versions",
             {"content_digest": digest, "group": group},
         )
@@ -115,7 +122,7 @@ class World:
         parts: Sequence[Part],
     ) -> Grant:
         """Ask, as the gateway, for a grant in the name of the subject's own token."""
-        answer = self._api.post(
+        answer = self._gateway.post(
             "/v1/grants",
             {
                 "model": artefacts.model,

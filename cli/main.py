@@ -1,0 +1,297 @@
+"""The `strongroom` command: its verbs, their options and their help."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import httpx
+import typer
+
+from cli import audit, tenant
+from cli.options import (
+    DEFAULT_STATE,
+    DEFAULT_TOKEN_FILE,
+    DEFAULT_URL,
+    State,
+    TokenFile,
+    Url,
+    api,
+    console,
+    told_errors,
+)
+
+app = typer.Typer(
+    name="strongroom",
+    help="A multi-tenant, encrypted KV cache with a policy engine, for LLM inference.",
+    epilog="Start with `strongroom doctor`, then `strongroom up`. docs/operations.md has the rest.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(tenant.app, name="tenant")
+app.add_typer(audit.app, name="audit")
+
+Host = Annotated[str, typer.Option(help="Address to listen on.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")]
+BeyondLoopback = Annotated[
+    bool,
+    typer.Option(
+        "--listen-beyond-loopback",
+        help="Listen where other machines can reach it, in plain HTTP (behind a TLS proxy).",
+    ),
+]
+DatabaseUrl = Annotated[
+    str | None,
+    typer.Option(help="postgresql+asyncpg://...; without it SQLite in the state folder."),
+]
+
+
+@app.command()
+def serve(
+    state: State = DEFAULT_STATE / "service",
+    host: Host = "127.0.0.1",
+    port: Port = 8420,
+    database_url: DatabaseUrl = None,
+    *,
+    listen_beyond_loopback: BeyondLoopback = False,
+) -> None:
+    """Run the control plane: registry, keys, grants, revocation, audit."""
+    from cli import serve as processes  # noqa: PLC0415 - the server's imports take a second
+
+    with told_errors(), startup_errors():
+        processes.check_listen(host, beyond_loopback=listen_beyond_loopback)
+        processes.log_to_stderr()
+        settings = processes.service_settings(state, host, port, database_url)
+        processes.serve(settings, console)
+
+
+@app.command()
+def sidecar(
+    state: State = DEFAULT_STATE / "sidecar",
+    service: Annotated[str, typer.Option(help="Where the service listens.")] = DEFAULT_URL,
+    socket: Annotated[
+        Path, typer.Option(help="The Unix socket for engines; its folder is made 0700.")
+    ] = DEFAULT_STATE / "run" / "sidecar.sock",
+    engine: Annotated[
+        list[str] | None,
+        typer.Option(help="An engine's name: its token file is made on first use; repeatable."),
+    ] = None,
+    nvme: Annotated[
+        Path | None, typer.Option(help="Folder of the NVMe tier; without it there is none.")
+    ] = None,
+    nvme_bytes: Annotated[int | None, typer.Option(help="Size of the NVMe tier.")] = None,
+    host_bytes: Annotated[int | None, typer.Option(help="Size of the host tier.")] = None,
+    join_token_file: Annotated[
+        Path | None, typer.Option(help="One-time join token, for the first start.")
+    ] = None,
+) -> None:
+    """Run the sidecar beside the engines of this node.
+
+    Every other setting is an environment variable, STRONGROOM_SIDECAR_<NAME>; see
+    docs/operations.md.
+    """
+    from cli import serve as processes  # noqa: PLC0415
+    from cli.api import read_token  # noqa: PLC0415
+
+    with told_errors(), startup_errors():
+        processes.log_to_stderr()
+        tokens = socket.parent / "engines"
+        for name in engine or ["engine"]:
+            processes.engine_token(tokens, name)
+        join = None
+        if join_token_file is not None and join_token_file.exists():
+            join = read_token(join_token_file)
+        settings = processes.sidecar_settings(
+            state_directory=state,
+            service_url=service,
+            socket_path=socket,
+            engine_tokens=tokens,
+            nvme_path=nvme,
+            nvme_bytes=nvme_bytes,
+            host_bytes=host_bytes,
+            join_token=join,
+        )
+        processes.run_sidecar(settings, console)
+
+
+@app.command()
+def up(state: State = DEFAULT_STATE, port: Port = 8420) -> None:
+    """Run service and sidecar together on this machine, and say how to connect vLLM."""
+    from cli import serve as processes  # noqa: PLC0415
+
+    with told_errors(), startup_errors():
+        processes.log_to_stderr()
+        place = processes.Embedded(state)
+        settings = processes.service_settings(place.service, "127.0.0.1", port, None)
+        processes.up(settings, place, console)
+
+
+@app.command()
+def token(
+    subject: Annotated[str, typer.Argument(help="Who the token is for.")],
+    role: Annotated[
+        list[str],
+        typer.Option(help="operator, tenant_admin, auditor, gateway or subject; repeatable."),
+    ],
+    tenant_id: Annotated[
+        str, typer.Option("--tenant", help="The tenant's component id; none for an operator.")
+    ] = "",
+    life_s: Annotated[int, typer.Option(min=1, help="Seconds that it lives.")] = 3600,
+    state: State = DEFAULT_STATE / "service",
+    out: Annotated[Path | None, typer.Option(help="Write it to this file (0600).")] = None,
+) -> None:
+    """Mint a bearer token with the embedded issuer's key, for whoever may read that key."""
+    from cli import serve as processes  # noqa: PLC0415
+    from cli import token as tokens  # noqa: PLC0415
+
+    with told_errors():
+        settings = processes.service_settings(state, "127.0.0.1", 8420, None)
+        minted = tokens.mint(settings, subject, tenant_id, role, life_s)
+        if out is None:
+            typer.echo(minted)
+        else:
+            processes.write_private(out, minted)
+            console.print(f"written to {out}", highlight=False)
+
+
+@app.command("join-token")
+def join_token(
+    name: Annotated[str, typer.Option(help="The sidecar's name.")],
+    out: Annotated[Path, typer.Option(help="Write the token to this file (0600).")],
+    url: Url = DEFAULT_URL,
+    token_file: TokenFile = DEFAULT_TOKEN_FILE,
+) -> None:
+    """Make a one-time token with which one sidecar enrols."""
+    from cli import serve as processes  # noqa: PLC0415
+
+    with api(url, token_file) as client:
+        answer = client.post("/v1/sidecars/join-tokens", {"name": name})
+        processes.write_private(out, answer["join_token"])
+        console.print(f"written to {out}", highlight=False)
+
+
+@app.command()
+def ready(url: Url = DEFAULT_URL) -> None:
+    """Exit with 0 if the service is ready, for health checks."""
+    try:
+        answer = httpx.get(f"{url}/readyz", timeout=3.0)
+    except httpx.HTTPError as error:
+        console.print(f"not reachable: {type(error).__name__}")
+        raise typer.Exit(7) from error
+    if not answer.is_success:
+        console.print(answer.text, highlight=False)
+        raise typer.Exit(7)
+    console.print("ready")
+
+
+@app.command()
+def revoke(
+    axis: Annotated[
+        str,
+        typer.Argument(
+            help="subject, membership, group, document, document_version, model, adapter, "
+            "tokenizer, template, policy, tenant or sidecar."
+        ),
+    ],
+    target: Annotated[str, typer.Argument(help="Its id; for a subject or membership its name.")],
+    reason: Annotated[str, typer.Option(help="Why; kept in the audit and the certificate.")],
+    tenant_id: Annotated[
+        str | None, typer.Option("--tenant", help="The tenant's component id.")
+    ] = None,
+    group: Annotated[
+        str | None, typer.Option(help="For a membership: the group's component id.")
+    ] = None,
+    certificate: Annotated[
+        Path | None, typer.Option(help="Write the certificate to this file.")
+    ] = None,
+    url: Url = DEFAULT_URL,
+    token_file: TokenFile = DEFAULT_TOKEN_FILE,
+) -> None:
+    """Make something unreadable everywhere, at once, with evidence."""
+    from cli.revoke import revoke as run  # noqa: PLC0415
+
+    body: dict[str, Any] = {"axis": axis, "target": target, "reason": reason}
+    if tenant_id is not None:
+        body["tenant"] = tenant_id
+    if group is not None:
+        body["group"] = group
+    with api(url, token_file) as client:
+        run(client, body, certificate, console)
+
+
+@app.command()
+def verify(
+    certificate: Annotated[Path, typer.Argument(help="The certificate, as it was issued.")],
+    keys: Annotated[
+        Path, typer.Option(help="The service's public keys: the answer of GET /v1/keys.")
+    ],
+) -> None:
+    """Verify a revocation's certificate, offline."""
+    from cli.verify import verify as run  # noqa: PLC0415
+
+    with told_errors():
+        if not run(certificate, keys, console):
+            raise typer.Exit(1)
+
+
+@app.command()
+def doctor(
+    state: State = DEFAULT_STATE,
+    url: Annotated[str | None, typer.Option(help="Check this service too.")] = None,
+    socket: Annotated[Path | None, typer.Option(help="Check this sidecar's socket too.")] = None,
+    engine_python: Annotated[
+        Path | None, typer.Option(help="Check this interpreter's environment for vLLM too.")
+    ] = None,
+) -> None:
+    """Check this machine and say what to fix. Exit code 1 if something will not work."""
+    from cli.doctor import Health, Place, examine  # noqa: PLC0415
+
+    colours = {Health.OK: "green", Health.WARN: "yellow", Health.FAIL: "red"}
+    failed = False
+    for finding in examine(Place(state, url, socket, engine_python)):
+        failed |= finding.health is Health.FAIL
+        console.print(f"[{colours[finding.health]}]{finding.health:4}[/] {finding.check}: ", end="")
+        console.print(finding.seen, markup=False, highlight=False)
+        if finding.advice and finding.health is not Health.OK:
+            console.print(f"       {finding.advice}", style="dim", markup=False, highlight=False)
+    if failed:
+        raise typer.Exit(1)
+
+
+@app.command()
+def demo(
+    engine_python: Annotated[
+        Path, typer.Option(help="The interpreter of the engine's environment.")
+    ] = Path(".venv-engine/bin/python"),
+    model: Annotated[Path, typer.Option(help="The dense model folder.")] = Path(
+        "build/models/smollm2-135m-f32"
+    ),
+    out: Annotated[Path, typer.Option(help="Where the figures go.")] = Path("build/demo.json"),
+) -> None:
+    """The main job on a real engine: every promise made and checked, in about five minutes."""
+    from cli.demo.command import run_demo  # noqa: PLC0415
+
+    with told_errors():
+        if not run_demo(engine_python.absolute(), model.absolute(), out, console):
+            raise typer.Exit(1)
+
+
+@contextlib.contextmanager
+def startup_errors() -> Iterator[None]:
+    """An address in use and the like, without a traceback."""
+    try:
+        yield
+    except OSError as error:
+        console.print(f"strongroom: {error.strerror or error}", style="red", markup=False)
+        raise typer.Exit(7) from error
+
+
+def main() -> None:
+    """Entry point of the distribution."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

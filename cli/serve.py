@@ -1,0 +1,254 @@
+"""`strongroom serve`, `sidecar` and `up`: the long-running processes.
+
+`serve` brings the database to the newest migration, writes an operator's token into the state
+folder (0600), and refuses to listen beyond loopback unless told so in so many words.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import os
+import secrets
+import signal
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import uvicorn
+from rich.console import Console
+from service.app import create_app
+from service.db.migrate import upgrade
+
+from service.auth.issuer import bootstrap_operator_token
+from service.settings import ServiceSettings, read_settings
+from sidecar.compose import running
+from sidecar.settings import SidecarSettings, load_settings
+from strongroom.errors import Misuse
+
+TOKEN_FILE: Final = "operator.token"  # noqa: S105 - a file name
+EMBEDDED_ENGINE: Final = "engine"
+
+
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """Where `up` puts things inside one state folder."""
+
+    state: Path
+
+    @property
+    def service(self) -> Path:
+        return self.state / "service"
+
+    @property
+    def sidecar(self) -> Path:
+        return self.state / "sidecar"
+
+    @property
+    def socket(self) -> Path:
+        return self.state / "run" / "sidecar.sock"
+
+    @property
+    def engine_tokens(self) -> Path:
+        return self.state / "engines"
+
+    @property
+    def nvme(self) -> Path:
+        return self.state / "nvme"
+
+
+def check_listen(host: str, *, beyond_loopback: bool) -> None:
+    """Refuse an address that others can reach, unless that was asked for in so many words."""
+    try:
+        loopback = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        loopback = host == "localhost"
+    if not loopback and not beyond_loopback:
+        raise Misuse(
+            f"{host} can be reached from other machines and this server speaks plain HTTP: put a "
+            "TLS proxy in front, or say --listen-beyond-loopback",
+            field="host",
+        )
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a secret with mode 0600, whole or not at all."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    aside = path.with_name(path.name + ".new")
+    with contextlib.suppress(FileNotFoundError):
+        aside.unlink()
+    fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "w") as sink:
+        sink.write(text)
+    aside.replace(path)
+
+
+def engine_token(folder: Path, engine: str) -> Path:
+    """The token file of one engine, made on first use."""
+    path = folder / f"{engine}.token"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not path.exists():
+        write_private(path, secrets.token_hex(32))
+    return path
+
+
+def service_settings(
+    state: Path, host: str, port: int, database_url: str | None
+) -> ServiceSettings:
+    """Settings from the command line over the environment."""
+    values: dict[str, Any] = {"state_directory": state, "host": host, "port": port}
+    if database_url is not None:
+        values["database_url"] = database_url
+    return read_settings(**values)
+
+
+def prepare_service(settings: ServiceSettings, console: Console) -> Path:
+    """Migrate the database and write the operator's token; returns the token's file."""
+    settings.state_directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    upgrade(settings.database)
+    token_file = settings.state_directory / TOKEN_FILE
+    write_private(
+        token_file,
+        bootstrap_operator_token(settings, name="operator", life_s=settings.token_life_s_max),
+    )
+    hours = settings.token_life_s_max / 3600
+    console.print(f"operator token for {hours:.0f} h in {token_file}", highlight=False)
+    return token_file
+
+
+def serve(settings: ServiceSettings, console: Console) -> None:
+    """Run the service until it is told to stop."""
+    prepare_service(settings, console)
+    console.print(f"service on http://{settings.host}:{settings.port}", highlight=False)
+    _server(settings).run()
+
+
+def run_sidecar(settings: SidecarSettings, console: Console) -> None:
+    """Run the sidecar until it is told to stop."""
+    console.print(f"sidecar on {settings.socket_path}", highlight=False)
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(_until_stopped(settings))
+
+
+def up(settings: ServiceSettings, place: Embedded, console: Console) -> None:
+    """Run service and sidecar in one process until it is told to stop."""
+    prepare_service(settings, console)
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(_up(settings, place, console))
+
+
+def sidecar_settings(**values: object) -> SidecarSettings:
+    """Settings from the command line over the environment; None is "not given"."""
+    given = {name: value for name, value in values.items() if value is not None}
+    return load_settings(None, **given)
+
+
+async def _until_stopped(settings: SidecarSettings) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with running(settings):
+        await stop.wait()
+
+
+async def _up(settings: ServiceSettings, place: Embedded, console: Console) -> None:
+    server = _server(settings)
+    async with asyncio.TaskGroup() as tasks:
+        serving = tasks.create_task(server.serve(), name="service")
+        listening = tasks.create_task(server.listening.wait(), name="listening")
+        await asyncio.wait((serving, listening), return_when=asyncio.FIRST_COMPLETED)
+        if serving.done():
+            listening.cancel()
+            return
+        token = await _join_token(settings, place)
+        values: dict[str, object] = {
+            "state_directory": place.sidecar,
+            "socket_path": place.socket,
+            "engine_tokens": place.engine_tokens,
+            "nvme_path": place.nvme,
+            "service_url": f"http://{settings.host}:{settings.port}",
+            "name": "embedded",
+            "join_token": token,
+        }
+        engine_token(place.engine_tokens, EMBEDDED_ENGINE)
+        async with running(sidecar_settings(**values)):
+            _say_how_to_connect(place, console)
+            await serving
+
+
+async def _join_token(settings: ServiceSettings, place: Embedded) -> str | None:
+    """A join token for the first start; None once the sidecar has enrolled."""
+    if (place.sidecar / "enrolment.json").exists():
+        return None
+    import httpx  # noqa: PLC0415 - only the first start needs a client
+
+    operator = (settings.state_directory / TOKEN_FILE).read_text()
+    url = f"http://{settings.host}:{settings.port}/v1/sidecars/join-tokens"
+    async with httpx.AsyncClient(headers={"Authorization": f"Bearer {operator}"}) as client:
+        answer = await client.post(url, json={"name": "embedded"})
+        answer.raise_for_status()
+        return str(answer.json()["join_token"])
+
+
+def _say_how_to_connect(place: Embedded, console: Console) -> None:
+    token_file = engine_token(place.engine_tokens, EMBEDDED_ENGINE)
+    console.print(f"sidecar on {place.socket}", highlight=False)
+    console.print("give this to vLLM as --kv-transfer-config:", style="bold")
+    console.print_json(
+        data={
+            "kv_connector": "StrongroomConnector",
+            "kv_connector_module_path": "strongroom.connectors.vllm",
+            "kv_role": "kv_both",
+            "kv_load_failure_policy": "recompute",
+            "kv_connector_extra_config": {
+                "socket": str(place.socket.absolute()),
+                "token_file": str(token_file.absolute()),
+                "engine": EMBEDDED_ENGINE,
+            },
+        }
+    )
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, saying when it listens."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listening = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self.listening.set()
+
+
+def _server(settings: ServiceSettings) -> _Server:
+    return _Server(
+        uvicorn.Config(
+            create_app(settings),
+            host=settings.host,
+            port=settings.port,
+            log_level="warning",
+            access_log=False,  # paths hold tenants' ids; the audit is the record of access
+            timeout_graceful_shutdown=5,
+        )
+    )
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop  # noqa: PLC0415 - not everywhere
+    except ImportError:
+        return None
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
+
+
+def log_to_stderr() -> None:
+    """Warnings and above, one line each."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")

@@ -1,0 +1,1 @@
+"""`strongroom verify`: a revocation's certificate, offline."""
