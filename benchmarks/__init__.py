@@ -1,0 +1,1 @@
+"""Ratios against the hardware: ours and the reference in one run, medians with their spread."""
