@@ -1,0 +1,268 @@
+"""The one place that builds the sidecar: `async with running(settings) as sidecar`.
+
+The order of start: state directory, store, spool, enrolment, then the socket, and beside it the
+tasks that follow the log, renew leases and ship the audit. The socket listens before the first
+lease is there: an engine is answered "miss" at once instead of waiting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import asdict, dataclass
+from types import MappingProxyType
+
+import httpx
+
+from sidecar.audit import Audit
+from sidecar.clocks import NS, Clocks
+from sidecar.control_client import ControlClient, enrol, http_client
+from sidecar.follower import Follower
+from sidecar.gate import Gate
+from sidecar.hello import Doorkeeper
+from sidecar.invalidation import Invalidation, LiveRequests
+from sidecar.judge import Judge
+from sidecar.leases import KeyLeases, ServingLeases
+from sidecar.logstate import LogState
+from sidecar.save import SavesInFlight
+from sidecar.server import Server, ServerLimits
+from sidecar.session import Bench, SessionLimits, Sessions
+from sidecar.settings import SidecarSettings
+from sidecar.shipper import Shipper
+from sidecar.spool import Spool, SpoolSettings
+from sidecar.state import SidecarKeys, StateDirectory
+from sidecar.statistics import FollowerStatistics, SidecarStatistics
+from sidecar.transfer import Depot, TransferTimes
+from storage.compose import StoreSettings, open_store
+from storage.keyring import KeyRing
+from storage.store import BlockStore
+from strongroom.control import EnrolAnswer
+from strongroom.errors import Misuse, Unavailable
+
+_log = logging.getLogger(__name__)
+_ENROL_RETRY_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Sidecar:
+    """A running sidecar. Its parts are here for tests and metrics; nobody rebuilds them."""
+
+    settings: SidecarSettings
+    enrolled: EnrolAnswer
+    clocks: Clocks
+    log: LogState
+    gate: Gate
+    ring: KeyRing
+    store: BlockStore
+    spool: Spool
+    audit: Audit
+    follower: Follower
+    serving: ServingLeases
+    keys: KeyLeases
+    server: Server
+    sessions: Sessions
+    in_flight: SavesInFlight
+    shipper: Shipper
+
+    async def serving_begun(self) -> None:
+        """Return once the first serving lease was granted under a verified head."""
+        await self.serving.first.wait()
+
+    def statistics(self) -> SidecarStatistics:
+        """Counters since start and gauges now."""
+        sets = list(self.sessions)
+        counts = self.follower.counts
+        return SidecarStatistics(
+            sidecar=self.enrolled.sidecar,
+            gate=self.gate.state(),
+            log=self.log.head,
+            log_broken=self.log.broken,
+            follower=FollowerStatistics(**asdict(counts)),
+            serving_leases_renewed=self.serving.counts.renewed,
+            serving_leases_failed=self.serving.counts.failed,
+            key_leases=self.keys.counts.leased,
+            key_leases_refused=self.keys.counts.refused,
+            key_leases_dropped=self.keys.counts.dropped,
+            namespaces_leased=len(self.ring.namespaces()),
+            connections=self.server.counts.connections,
+            connections_refused=self.server.counts.refused,
+            protocol_violations=self.server.counts.violations,
+            connections_crashed=self.server.counts.crashed,
+            engines=len(sets),
+            requests=sum(len(found.requests) for found in sets),
+            saves_in_flight=len(self.in_flight),
+            staging_used_bytes=sum(
+                worker.slots.used_bytes for found in sets for worker in found.workers.values()
+            ),
+            spool=self.spool.statistics(),
+            events_shipped=self.shipper.shipped,
+            ship_failures=self.shipper.failures,
+            events=MappingProxyType(dict(self.audit.counts)),
+            store=self.store.statistics(),
+        )
+
+
+@asynccontextmanager
+async def running(
+    settings: SidecarSettings,
+    *,
+    clocks: Clocks | None = None,
+    transport: httpx.AsyncBaseTransport | None = None,
+) -> AsyncIterator[Sidecar]:
+    """Start everything; leaving the block stops serving, flushes tiers and syncs the spool.
+
+    `transport` replaces the network in tests. Raises typed errors for a state directory that is
+    taken or open to others, a socket that is served already, and an enrolment that is refused.
+    """
+    clocks = clocks or Clocks()
+    state = StateDirectory(settings.state_directory)
+    async with AsyncExitStack() as stack:
+        stack.enter_context(state.locked())
+        if settings.start_afresh:
+            state.forget_position()
+        keys = state.keys()
+        http = await stack.enter_async_context(
+            http_client(settings.service_url, settings.control_timeout_s, transport)
+        )
+        enrolled = await _enrolled(settings, state, http, keys)
+        store = await stack.enter_async_context(open_store(_store_settings(settings), clocks.boot))
+        spool = await stack.enter_async_context(
+            Spool.opened(
+                state.spool,
+                SpoolSettings(
+                    settings.spool_sync, settings.spool_bytes_max, settings.spool_segment_bytes
+                ),
+            )
+        )
+        client = ControlClient(http, enrolled, keys, clocks)
+        sidecar = _build(settings, clocks, state, client, store, spool)
+        async with asyncio.TaskGroup() as tasks:
+            background = [
+                tasks.create_task(sidecar.serving.run(), name="serving-leases"),
+                tasks.create_task(sidecar.follower.run_stream(), name="log-stream"),
+                tasks.create_task(sidecar.follower.run_acks(), name="acknowledgements"),
+                tasks.create_task(sidecar.shipper.run(), name="audit-shipper"),
+            ]
+            try:
+                async with sidecar.server.listening(settings.socket_path):
+                    yield sidecar
+            finally:
+                for task in background:
+                    task.cancel()
+                sidecar.ring.drop_all()
+
+
+async def _enrolled(
+    settings: SidecarSettings, state: StateDirectory, http: httpx.AsyncClient, keys: SidecarKeys
+) -> EnrolAnswer:
+    """Who we are: from an earlier start, or by the join token, waiting for the service to be up."""
+    known = state.enrolment()
+    if known is not None:
+        return known
+    if settings.join_token is None:
+        raise Misuse("not enrolled, and no join token was given", field="join_token")
+    try:
+        async with asyncio.timeout(settings.enrol_timeout_s):
+            while True:
+                try:
+                    answer = await enrol(
+                        http,
+                        join_token=settings.join_token.get_secret_value(),
+                        name=settings.name,
+                        keys=keys,
+                    )
+                except Unavailable:
+                    _log.info("waiting for the control plane to enrol")
+                    await asyncio.sleep(_ENROL_RETRY_S)
+                else:
+                    state.write_enrolment(answer)
+                    return answer
+    except TimeoutError as error:
+        raise Unavailable("the control plane was not reached for enrolment") from error
+
+
+def _build(
+    settings: SidecarSettings,
+    clocks: Clocks,
+    state: StateDirectory,
+    client: ControlClient,
+    store: BlockStore,
+    spool: Spool,
+) -> Sidecar:
+    log = LogState()
+    gate = Gate(log, clocks)
+    ring = KeyRing(clocks.boot)
+    audit = Audit(spool, log, clocks)
+    leases = KeyLeases(client, ring, log, clocks)
+    live = LiveRequests()
+    invalidation = Invalidation(client.enrolled.sidecar, log, gate, leases, ring, store, live)
+    follower = Follower(client, log, invalidation, state, clocks, settings.heartbeat_timeout_s)
+    judge = Judge(client, log, gate, leases, ring, store, audit, clocks, settings.catch_up_s)
+    times = TransferTimes(
+        load_deadline_ns=int(settings.load_deadline_s * NS),
+        fill_deadline_ns=int(settings.fill_deadline_s * NS),
+        grace_ns=int(settings.staging_grace_s * NS),
+    )
+    in_flight = SavesInFlight()
+    sessions = Sessions(
+        Bench(
+            judge,
+            Depot(store, ring, gate, audit, clocks, times),
+            in_flight,
+            live,
+            SessionLimits(
+                requests_max=settings.requests_max,
+                opens_max=settings.opens_max,
+                transfers_max=settings.transfers_max,
+                linger_ns=int(settings.finished_linger_s * NS),
+                judge_wait_s=settings.load_deadline_s,
+            ),
+        )
+    )
+    doorkeeper = Doorkeeper(
+        settings.allowed_uids,
+        settings.engine_tokens,
+        settings.tokens_per_block,
+        settings.staging_bytes,
+    )
+    limits = ServerLimits(
+        connections_max=settings.connections_max,
+        hello_timeout_s=settings.hello_timeout_s,
+        send_queue_max=settings.send_queue_max,
+        send_timeout_s=settings.send_timeout_s,
+        staging_bytes=settings.staging_bytes,
+        tokens_per_block=settings.tokens_per_block,
+    )
+    return Sidecar(
+        settings=settings,
+        enrolled=client.enrolled,
+        clocks=clocks,
+        log=log,
+        gate=gate,
+        ring=ring,
+        store=store,
+        spool=spool,
+        audit=audit,
+        follower=follower,
+        serving=ServingLeases(client, log, follower, gate, ring),
+        keys=leases,
+        server=Server(doorkeeper, sessions, limits),
+        sessions=sessions,
+        in_flight=in_flight,
+        shipper=Shipper(spool, client, settings.ship_interval_s),
+    )
+
+
+def _store_settings(settings: SidecarSettings) -> StoreSettings:
+    return StoreSettings(
+        host_bytes=settings.host_bytes,
+        nvme_path=settings.nvme_path,
+        nvme_bytes=settings.nvme_bytes,
+        region_bytes=settings.region_bytes,
+        host_quota_bytes=settings.tenant_host_bytes,
+        nvme_quota_bytes=settings.tenant_nvme_bytes,
+        crypto_threads=settings.crypto_threads,
+        pin_s=settings.pin_s,
+    )

@@ -1,0 +1,151 @@
+"""Who may open a session, and what it declares (DESIGN section 2).
+
+Rules:
+- The peer's uid must be on the list, and its token must equal the content of that engine's token
+  file, which only that engine can read. Both must hold; a uid alone authenticates nothing.
+- Whatever is wrong with the credentials, the answer is one and the same `Refused`.
+- Format and layout must be ones that blocks can be cut from: anything else is `Misuse`, and
+  names the field, since it is the engine's operator who has to repair it.
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+import socket
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from sidecar.settings import check_engine_name
+from sidecar.state import read_private
+from strongroom.blocks import Grid
+from strongroom.errors import Misuse, ProtocolViolation, Refused, StrongroomError
+from strongroom.kvformat import KVFormat, Layout
+from strongroom.limits import SEGMENT_BYTES_MAX
+from strongroom.wire.frames import PROTOCOL_VERSION, Digests, Hello
+
+Role = Literal["scheduler", "worker"]
+_UCRED: Final = struct.Struct("3i")
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+_RANKS_MAX: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Greeting:
+    """A hello that was accepted, parsed."""
+
+    engine: str
+    role: Role
+    digests: Digests
+    format: KVFormat
+    layout: Layout
+    grid: Grid
+
+    @property
+    def ranks(self) -> int:
+        """How many shards a block has."""
+        return self.layout.tp_size * self.layout.pp_size
+
+    def agrees_with(self, other: Greeting) -> bool:
+        """Whether both are of one engine: the same measurements, format and parallel shape."""
+        mine, theirs = self.layout, other.layout
+        return (self.digests, self.format, self.grid, mine.tp_size, mine.pp_size) == (
+            other.digests,
+            other.format,
+            other.grid,
+            theirs.tp_size,
+            theirs.pp_size,
+        )
+
+
+class Doorkeeper:
+    """Checks peers and hellos against the settings."""
+
+    def __init__(
+        self,
+        allowed_uids: frozenset[int],
+        engine_tokens: Path,
+        tokens_per_block: int,
+        staging_bytes: int,
+    ) -> None:
+        self._allowed_uids = allowed_uids
+        self._engine_tokens = engine_tokens
+        self._tokens_per_block = tokens_per_block
+        self._staging_bytes = staging_bytes
+
+    def check_peer(self, peer: socket.socket) -> None:
+        """Refuse a process whose uid is not on the list."""
+        raw = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+        _, uid, _ = _UCRED.unpack(raw)
+        if uid not in self._allowed_uids:
+            raise Refused("this process may not open a session")
+
+    def check_hello(self, hello: Hello) -> Greeting:
+        """Parse and authenticate. Reads the token file anew, since it may have been rotated."""
+        if hello.version != PROTOCOL_VERSION:
+            raise ProtocolViolation(
+                "another protocol version", field="version", limit=PROTOCOL_VERSION
+            )
+        self._authenticate(hello)
+        if hello.role not in {"scheduler", "worker"}:
+            raise ProtocolViolation("a role is scheduler or worker", field="role")
+        for name in ("model", "tokenizer", "template"):
+            if _DIGEST.fullmatch(getattr(hello.digests, name)) is None:
+                raise Misuse("not a SHA-256 in hexadecimal", field=f"digests.{name}")
+        kv_format, layout = _parse_format(hello), _parse_layout(hello)
+        grid = Grid(self._tokens_per_block, layout.page_tokens)
+        self._check_sizes(kv_format, layout)
+        role: Role = "worker" if hello.role == "worker" else "scheduler"
+        return Greeting(hello.engine, role, hello.digests, kv_format, layout, grid)
+
+    def _authenticate(self, hello: Hello) -> None:
+        try:
+            engine = check_engine_name(hello.engine)
+            expected = read_private(self._engine_tokens / f"{engine}.token").strip()
+        except (OSError, StrongroomError) as error:
+            raise Refused("this process may not open a session") from error
+        if not expected or not hmac.compare_digest(expected, hello.token.encode()):
+            raise Refused("this process may not open a session")
+
+    def _check_sizes(self, kv_format: KVFormat, layout: Layout) -> None:
+        layers, held = kv_format.layers, len(layout.page_bytes)
+        if held > layers or (layout.pp_size == 1 and held != layers):
+            raise Misuse("layout and format have other layers", field="layout", limit=layers)
+        if layout.tp_size * layout.pp_size > _RANKS_MAX:
+            raise Misuse("too many ranks", field="layout.tp_size", limit=_RANKS_MAX)
+        largest = max(layout.segment_bytes(self._tokens_per_block))
+        if largest > SEGMENT_BYTES_MAX:
+            raise Misuse("a segment is too large", field="layout", limit=SEGMENT_BYTES_MAX)
+        if layout.block_bytes(self._tokens_per_block) > self._staging_bytes:
+            raise Misuse(
+                "staging does not hold one block", field="layout", limit=self._staging_bytes
+            )
+
+
+def _parse_format(hello: Hello) -> KVFormat:
+    fields = hello.format
+    return KVFormat(
+        dtype=fields.dtype,
+        quantization=fields.quantization,
+        layers=fields.layers,
+        kv_heads=fields.kv_heads,
+        head_size=fields.head_size,
+        attention=fields.attention,
+        rope=fields.rope,
+    )
+
+
+def _parse_layout(hello: Hello) -> Layout:
+    fields = hello.layout
+    return Layout(
+        order=fields.order,
+        isa=fields.isa,
+        page_tokens=fields.page_tokens,
+        page_bytes=fields.page_bytes,
+        tp_size=fields.tp_size,
+        tp_rank=fields.tp_rank,
+        pp_size=fields.pp_size,
+        pp_rank=fields.pp_rank,
+    )

@@ -1,0 +1,236 @@
+"""The verdict on one request: is the grant good here and now, and what of it is stored?
+
+Rules (DESIGN sections 3 and 6):
+- Every check that fails makes the same verdict, "not allowed, 0 tokens"; the reason goes to the
+  spool alone.
+- The order is cheap and offline first: shape, signature, then prompt, engine and salt, which a
+  client could have forged; then log position and life; then lease; then keys.
+- Nothing beyond the granted spans is looked up, hit or saved.
+- The access record is in the spool before a positive verdict, and log, lease and life are
+  checked once more after that `await`: between the last check and the verdict nothing waits.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from policy import grants
+from sidecar.audit import Audit
+from sidecar.chain import TOKEN_BYTES, Chain
+from sidecar.clocks import Clocks
+from sidecar.control_client import ControlClient
+from sidecar.gate import Gate
+from sidecar.leases import KeyLeases
+from sidecar.logstate import LogState
+from sidecar.reasons import Reason
+from sidecar.request import ChainedBlock, Denied, Judged, Prompt, Request
+from storage.block import BlockAddress
+from storage.keyring import KeyRing
+from storage.store import BlockStore
+from storage.tiers.protocol import TierName
+from strongroom.blocks import BlockId, Grid, prompt_digest
+from strongroom.derivation import salt_digest
+from strongroom.errors import Missing, Refused, Unavailable
+from strongroom.grant import GrantClaims, Operation
+from strongroom.limits import (
+    ENGINE_SALT_CHARS_MAX,
+    EXTRAS_BYTES_MAX,
+    GRANT_BYTES_MAX,
+    PROMPT_TOKENS_MAX,
+)
+from strongroom.wire.frames import Digests, Open
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What a session set measured and declared, as the judge needs it."""
+
+    engine: str
+    digests: Digests
+    format_digest: bytes
+    grid: Grid
+    ranks: tuple[int, ...]
+    """The ranks that are connected, or nothing unless all of them are."""
+
+
+@dataclass(frozen=True, slots=True)
+class _No:
+    """Raised nowhere: the reason for a negative verdict, as a value."""
+
+    reason: Reason
+
+
+class Judge:
+    """Works out verdicts. Everything that it reads is memory, but for a key lease."""
+
+    def __init__(
+        self,
+        client: ControlClient,
+        log: LogState,
+        gate: Gate,
+        leases: KeyLeases,
+        ring: KeyRing,
+        store: BlockStore,
+        audit: Audit,
+        clocks: Clocks,
+        catch_up_s: float,
+    ) -> None:
+        self._client = client
+        self._tenants = frozenset(client.enrolled.tenants)
+        self._log = log
+        self._gate = gate
+        self._leases = leases
+        self._ring = ring
+        self._store = store
+        self._audit = audit
+        self._clocks = clocks
+        self._catch_up_s = catch_up_s
+
+    async def judge(self, request: Request, opened: Open, facts: EngineFacts) -> Judged | Denied:
+        """Settle `request`; never raises for anything that the engine or its client sent."""
+        verdict = await self._judge(request, opened, facts)
+        if isinstance(verdict, _No):
+            await self._audit.note(
+                "denied",
+                "refused",
+                verdict.reason,
+                engine=facts.engine,
+                request=request.name,
+                grant=request.grant,
+            )
+            request.settle(Denied())
+            return Denied()
+        request.settle(verdict)
+        return verdict
+
+    async def _judge(self, request: Request, opened: Open, facts: EngineFacts) -> Judged | _No:
+        grant = self._verified(opened)
+        if isinstance(grant, _No):
+            return grant
+        request.grant = grant
+        refusal = self._fits(grant, opened, facts)
+        if refusal is not None:
+            return refusal
+        if not await self._log.reach(grant.epoch, grant.seq, self._catch_up_s):
+            return _No(Reason.LEASE)
+        refusal = self._alive(request, grant)
+        if refusal is not None:
+            return refusal
+        try:
+            await self._leases.ensure(opened.grant, grant)
+        except Refused:
+            return _No(Reason.REVOKED)
+        except Unavailable:
+            return _No(Reason.LEASE)
+        refusal = self._alive(request, grant) or self._salted(grant, opened)
+        if refusal is not None:
+            return refusal
+        return await self._look_up(request, grant, opened, facts)
+
+    def _verified(self, opened: Open) -> GrantClaims | _No:
+        tokens = len(opened.tokens)
+        if (
+            tokens == 0
+            or tokens % TOKEN_BYTES
+            or tokens > PROMPT_TOKENS_MAX * TOKEN_BYTES
+            or len(opened.extras) > EXTRAS_BYTES_MAX
+            or len(opened.grant) > GRANT_BYTES_MAX
+            or len(opened.salt) > ENGINE_SALT_CHARS_MAX
+        ):
+            return _No(Reason.PROTOCOL)
+        try:
+            return grants.verify(
+                opened.grant,
+                self._client.verifier,
+                now_s=self._clocks.now_s(),
+                issuer=self._client.enrolled.issuer,
+            )
+        except Refused:
+            return _No(Reason.PERMISSION)
+
+    def _fits(self, grant: GrantClaims, opened: Open, facts: EngineFacts) -> _No | None:
+        """The grant is for this prompt on this engine, and for a tenant of this sidecar."""
+        if self._tenants and grant.tenant not in self._tenants:
+            return _No(Reason.PERMISSION)
+        if Operation.READ not in grant.ops or not grant.spans:
+            return _No(Reason.PERMISSION)
+        measured = (facts.digests.model, facts.digests.tokenizer, facts.digests.template)
+        granted = (grant.engine.model, grant.engine.tokenizer, grant.engine.template)
+        if measured != granted or opened.adapter != grant.engine.adapter:
+            return _No(Reason.IDENTITY)
+        if len(opened.tokens) != grant.prompt_tokens * TOKEN_BYTES:
+            return _No(Reason.PROMPT)
+        if not hmac.compare_digest(prompt_digest(opened.tokens).hex(), grant.prompt_digest):
+            return _No(Reason.PROMPT)
+        if not hmac.compare_digest(salt_digest(opened.salt), grant.salt_digest):
+            return _No(Reason.IDENTITY)
+        return None
+
+    def _alive(self, request: Request, grant: GrantClaims) -> _No | None:
+        try:
+            self._gate.require()
+        except Unavailable:
+            return _No(Reason.LEASE)
+        if request.fence.is_cut or self._log.dead(grant) is not None:
+            return _No(Reason.REVOKED)
+        return None
+
+    def _salted(self, grant: GrantClaims, opened: Open) -> _No | None:
+        """A prompt that is granted whole has the salt of its last namespace, and no other."""
+        last = grant.spans[-1]
+        if last.end < grant.prompt_tokens:
+            return None
+        salt = self._ring.salt(last.namespace)
+        if salt is None or not hmac.compare_digest(salt, opened.salt):
+            return _No(Reason.IDENTITY)
+        return None
+
+    async def _look_up(
+        self, request: Request, grant: GrantClaims, opened: Open, facts: EngineFacts
+    ) -> Judged | _No:
+        prompt = Prompt(opened.tokens, opened.extras)
+        chain = Chain(
+            facts.grid,
+            grant.spans,
+            prompt,
+            lambda namespace: self._ring.keys(namespace, facts.format_digest),
+        )
+        try:
+            hit = chain.longest(lambda block: self._resident(block, facts.ranks))
+        except Missing:
+            return _No(Reason.LEASE)
+        judged = Judged(grant, prompt, hit, may_save=Operation.WRITE in grant.ops)
+        tier = self._tier(hit, facts.ranks)
+        try:
+            await self._audit.record(
+                "lookup",
+                "hit" if hit else "miss",
+                Reason.NONE if hit else Reason.ABSENT,
+                engine=facts.engine,
+                request=request.name,
+                grant=grant,
+                # The engine may hit its own prefix cache on any granted span.
+                namespaces=[span.namespace for span in grant.spans],
+                tokens=judged.hit_tokens,
+                tier=tier,
+            )
+        except Unavailable:
+            return _No(Reason.AUDIT)
+        return self._alive(request, grant) or judged
+
+    def _resident(self, block: BlockId, ranks: Collection[int]) -> bool:
+        """On every rank; with a rank away no shard of its can be brought, so it is a miss."""
+        return bool(ranks) and all(
+            self._store.tier_of(BlockAddress(block, rank)) is not None for rank in ranks
+        )
+
+    def _tier(self, hit: tuple[ChainedBlock, ...], ranks: Collection[int]) -> str:
+        """The slowest tier that the hit will be read from."""
+        tiers = {
+            self._store.tier_of(BlockAddress(block.block, rank)) for block in hit for rank in ranks
+        }
+        if TierName.NVME in tiers:
+            return TierName.NVME.value
+        return TierName.HOST.value if hit else ""

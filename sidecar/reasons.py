@@ -1,0 +1,28 @@
+"""Why something was not served: the words of audit and metrics. The engine never hears them."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Reason(StrEnum):
+    """The layer that missed or refused (DESIGN section 10)."""
+
+    NONE = ""
+    HOST = "host"
+    NVME = "nvme"
+    ABSENT = "absent"
+    """Granted, and nothing of it is stored."""
+    PERMISSION = "permission"
+    IDENTITY = "identity"
+    EXPIRED = "expired"
+    INTEGRITY = "integrity"
+    QUOTA = "quota"
+    BACKPRESSURE = "backpressure"
+    LEASE = "lease"
+    REVOKED = "revoked"
+    PROMPT = "prompt"
+    PROTOCOL = "protocol"
+    AUDIT = "audit"
+    """No access record could be written, so nothing was served."""
+    CANCELLED = "cancelled"

@@ -1,0 +1,205 @@
+"""A request's life, and the index of those that are alive.
+
+    Opened ─judge─▶ Judged ─finish─▶ Finished      (saves may still arrive for a while)
+       └─ refuse ─▶ Denied
+    any of them ─ invalidate ─▶ Fenced,  ─ cancel ─▶ Cancelled
+
+A state is frozen and carries only what it knows: a load needs a `Judged`, a save a `Judged` or
+a `Finished` one, and nothing else type-checks. A grant opens a request; the request then lives
+until it ends or is invalidated, whatever becomes of the grant.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from storage.fence import Fence
+from strongroom.blocks import BlockId, Extent
+from strongroom.grant import GrantClaims
+from strongroom.identity import ComponentId, NamespaceId
+
+
+@dataclass(frozen=True, slots=True)
+class ChainedBlock:
+    """One block of a prompt: where it lies, its id and its parent's, and whose room it is in."""
+
+    extent: Extent
+    block: BlockId
+    parent: BlockId
+    namespace: NamespaceId
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Prompt:
+    """What a judged request keeps of its `Open`. Token ids are plaintext: never shown."""
+
+    tokens: bytes
+    extras: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The engine knows it; no verdict yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """The verdict was positive: `hit` is the stored prefix, block after block."""
+
+    grant: GrantClaims
+    prompt: Prompt
+    hit: tuple[ChainedBlock, ...]
+    may_save: bool
+
+    @property
+    def hit_tokens(self) -> int:
+        return self.hit[-1].extent.end if self.hit else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Denied:
+    """The verdict was negative; nothing is loaded or saved."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """It ended in good order."""
+
+    judged: Judged
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """The engine aborted it, or went away."""
+
+
+@dataclass(frozen=True, slots=True)
+class FencedOff:
+    """Something that it depends on was invalidated."""
+
+
+RequestState = Opened | Judged | Denied | Finished | Cancelled | FencedOff
+
+
+class Transfer(Protocol):
+    """A load or save in flight."""
+
+    kind: str
+    ended: asyncio.Event
+    """Set when nothing of it runs any more: no thread works on its staging."""
+
+    def stop(self) -> None:
+        """Zero its staging now and end as soon as what runs has returned. Repeatable."""
+
+
+class Request:
+    """One request of one engine: its state, its fence and its transfers."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.state: RequestState = Opened()
+        self.fence = Fence()
+        self.judged = asyncio.Event()
+        self.transfers: set[Transfer] = set()
+        self.grant: GrantClaims | None = None
+        self.ended_ns = 0
+
+    @property
+    def tenant(self) -> ComponentId | None:
+        return None if self.grant is None else self.grant.tenant
+
+    @property
+    def is_fenced_off(self) -> bool:
+        return isinstance(self.state, FencedOff)
+
+    def settle(self, state: Judged | Denied) -> None:
+        """The verdict; does nothing to a request that ended meanwhile."""
+        if isinstance(self.state, Opened):
+            self.state = state
+        self.judged.set()
+
+    def finish(self, now_ns: int) -> None:
+        """In good order: loads are over, saves go on."""
+        if isinstance(self.state, Judged):
+            self.state = Finished(self.state)
+        elif isinstance(self.state, Opened):
+            self._end(Cancelled())
+        self.ended_ns = now_ns
+        self.judged.set()
+
+    def cancel(self, now_ns: int) -> None:
+        """Stop what can still stop."""
+        self._end(Cancelled())
+        self.ended_ns = now_ns
+
+    def fence_off(self) -> tuple[Transfer, ...]:
+        """Cut the fence, zero staging, stop transfers; returns those that were in flight."""
+        stopped = tuple(self.transfers)
+        self._end(FencedOff())
+        return stopped
+
+    def readable(self) -> Judged | None:
+        """The verdict under which one may load now."""
+        return self.state if isinstance(self.state, Judged) else None
+
+    def writable(self) -> Judged | None:
+        """The verdict under which one may save now."""
+        match self.state:
+            case Judged() as judged if judged.may_save:
+                return judged
+            case Finished(judged) if judged.may_save:
+                return judged
+            case Opened() | Judged() | Denied() | Finished() | Cancelled() | FencedOff():
+                return None
+
+    def _end(self, state: Cancelled | FencedOff) -> None:
+        if not isinstance(self.state, FencedOff):
+            self.state = state
+        self.fence.cut()
+        self.judged.set()
+        for transfer in tuple(self.transfers):
+            transfer.stop()
+
+
+class Requests:
+    """The requests of one engine, by name. Bounded by the caller."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, Request] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(tuple(self._by_name.values()))
+
+    def get(self, name: str) -> Request | None:
+        return self._by_name.get(name)
+
+    def open(self, name: str, now_ns: int) -> Request:
+        """A new request; one of the same name is cancelled, for a name is used once at a time."""
+        earlier = self._by_name.pop(name, None)
+        if earlier is not None:
+            earlier.cancel(now_ns)
+        request = Request(name)
+        self._by_name[name] = request
+        return request
+
+    def sweep(self, before_ns: int) -> None:
+        """Forget what ended and has no transfer in flight. A save may follow `Finish`, so what
+        finished in good order is kept until it ended before `before_ns`.
+        """
+        for name, request in tuple(self._by_name.items()):
+            if not request.ended_ns or request.transfers:
+                continue
+            if request.ended_ns <= before_ns or not isinstance(request.state, Finished):
+                del self._by_name[name]
+
+    def cancel_all(self, now_ns: int) -> None:
+        """The engine's scheduler is gone."""
+        for request in self:
+            request.cancel(now_ns)
+        self._by_name.clear()

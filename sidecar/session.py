@@ -1,0 +1,388 @@
+"""Session sets: one engine's scheduler, its workers, and the requests that they share.
+
+A connection is Greeting (in `sidecar.server`), then one of the roles here, then closed; a role's
+frames in another role are a protocol violation. The newest connection of a role and rank wins:
+an engine that restarted reconnects before its old socket is seen to be dead. When the scheduler
+goes, its requests are cancelled; when a worker goes, its transfers are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Never
+
+from sidecar.connection import Connection
+from sidecar.hello import Greeting
+from sidecar.invalidation import LiveRequest, LiveRequests
+from sidecar.judge import EngineFacts, Judge
+from sidecar.load import LoadTransfer
+from sidecar.reasons import Reason
+from sidecar.request import Denied, Judged, Opened, Request, Requests
+from sidecar.save import SavesInFlight, SaveTransfer
+from sidecar.slots import Slots
+from sidecar.transfer import Depot, Shard
+from strongroom.errors import Conflict, Overloaded, ProtocolViolation
+from strongroom.limits import REQUEST_ID_CHARS_MAX
+from strongroom.wire.frames import (
+    Cancel,
+    Copied,
+    EngineFrame,
+    Fenced,
+    Filled,
+    Finish,
+    Load,
+    LoadFailed,
+    Open,
+    Save,
+    SaveDone,
+    Verdict,
+)
+from strongroom.wire.frames import Slots as SlotsFrame
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLimits:
+    """See `SidecarSettings`."""
+
+    requests_max: int
+    opens_max: int
+    transfers_max: int
+    linger_ns: int
+    judge_wait_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What sessions need of the sidecar."""
+
+    judge: Judge
+    depot: Depot
+    in_flight: SavesInFlight
+    live: LiveRequests
+    limits: SessionLimits
+
+
+@dataclass(eq=False)
+class SessionSet:
+    """Everything of one engine id that agrees on what the engine is."""
+
+    greeting: Greeting
+    bench: Bench
+    session: str = field(default_factory=lambda: secrets.token_hex(16))
+    requests: Requests = field(default_factory=Requests)
+    scheduler: SchedulerSession | None = None
+    workers: dict[int, WorkerSession] = field(default_factory=dict)
+
+    @property
+    def empty(self) -> bool:
+        return self.scheduler is None and not self.workers
+
+    def facts(self) -> EngineFacts:
+        """For the judge: what was measured, and the ranks that can take part."""
+        greeting = self.greeting
+        whole = len(self.workers) == greeting.ranks
+        return EngineFacts(
+            engine=greeting.engine,
+            digests=greeting.digests,
+            format_digest=greeting.format.digest(),
+            grid=greeting.grid,
+            ranks=tuple(sorted(self.workers)) if whole else (),
+        )
+
+    def live(self) -> Iterable[LiveRequest]:
+        """For an invalidation."""
+        for request in self.requests:
+            yield LiveRequest(request, partial(self._tell_fenced, request.name))
+
+    def _tell_fenced(self, name: str) -> None:
+        frame = Fenced(name)
+        if self.scheduler is not None:
+            self.scheduler.connection.send(frame)
+        for worker in self.workers.values():
+            worker.connection.send(frame)
+
+
+class Sessions:
+    """The session sets of a sidecar, by engine id."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+        self._sets: dict[str, SessionSet] = {}
+
+    def __len__(self) -> int:
+        return len(self._sets)
+
+    def __iter__(self) -> Iterator[SessionSet]:
+        return iter(tuple(self._sets.values()))
+
+    def join(self, greeting: Greeting) -> SessionSet:
+        """The engine's session set. `Conflict` when its other connections declare otherwise."""
+        found = self._sets.get(greeting.engine)
+        if found is not None and not found.greeting.agrees_with(greeting):
+            raise Conflict(
+                "this engine's other connections declare other digests, format or layout",
+                field="layout",
+            )
+        if found is None:
+            found = SessionSet(greeting, self._bench)
+            self._sets[greeting.engine] = found
+            self._bench.live.add(found.live)
+        return found
+
+    def leave(self, joined: SessionSet) -> None:
+        """Forget a set that has no connection left."""
+        if joined.empty and self._sets.get(joined.greeting.engine) is joined:
+            del self._sets[joined.greeting.engine]
+            self._bench.live.remove(joined.live)
+
+
+class SchedulerSession:
+    """`Open`, `Cancel`, `Finish`."""
+
+    def __init__(self, joined: SessionSet, connection: Connection) -> None:
+        self.joined = joined
+        self.connection = connection
+        self._bench = joined.bench
+        self._opens = asyncio.Semaphore(joined.bench.limits.opens_max)
+
+    async def serve(self) -> None:
+        """Until the connection ends; then every request of the engine is cancelled."""
+        earlier, self.joined.scheduler = self.joined.scheduler, self
+        if earlier is not None:
+            earlier.connection.close(Conflict("a newer scheduler connection took over"))
+            self.joined.requests.cancel_all(self._now())
+        try:
+            async with asyncio.TaskGroup() as self._tasks:
+                await self.connection.serve(self._handle)
+                _end_tasks()
+        except* _Over:
+            pass
+        finally:
+            if self.joined.scheduler is self:
+                self.joined.scheduler = None
+                self.joined.requests.cancel_all(self._now())
+
+    async def _handle(self, frame: EngineFrame) -> None:
+        match frame:
+            case Open():
+                await self._open(frame)
+            case Cancel(name):
+                request = self.joined.requests.get(name)
+                if request is not None:
+                    request.cancel(self._now())
+            case Finish(name):
+                request = self.joined.requests.get(name)
+                if request is not None:
+                    request.finish(self._now())
+            case _:
+                raise ProtocolViolation("not a scheduler's frame", field="frame")
+
+    async def _open(self, frame: Open) -> None:
+        if not 0 < len(frame.request) <= REQUEST_ID_CHARS_MAX:
+            raise ProtocolViolation(
+                "a request id is empty or too long", field="request", limit=REQUEST_ID_CHARS_MAX
+            )
+        limits = self._bench.limits
+        self.joined.requests.sweep(self._now() - limits.linger_ns)
+        if len(self.joined.requests) >= limits.requests_max:
+            await self._refuse_for_load(frame)
+            return
+        # Backpressure: with enough verdicts under way, the socket is read no further.
+        await self._opens.acquire()
+        request = self.joined.requests.open(frame.request, self._now())
+        self._tasks.create_task(self._judge(request, frame), name="judge")
+
+    async def _judge(self, request: Request, frame: Open) -> None:
+        try:
+            verdict = await self._bench.judge.judge(request, frame, self.joined.facts())
+        finally:
+            self._opens.release()
+        if self.joined.requests.get(request.name) is not request:
+            return  # replaced by a newer request of the same name
+        if isinstance(verdict, Denied):
+            request.ended_ns = self._now()
+        # A request that was fenced or cancelled while it was judged is not allowed.
+        match request.state:
+            case Judged() as judged:
+                answer = Verdict(request.name, True, judged.hit_tokens, judged.may_save)
+            case _:
+                answer = Verdict(request.name, False, 0, False)
+        self.connection.send(answer)
+
+    async def _refuse_for_load(self, frame: Open) -> None:
+        self.connection.send(Verdict(frame.request, False, 0, False))
+        await self._bench.depot.audit.note(
+            "denied",
+            "refused",
+            Reason.BACKPRESSURE,
+            engine=self.joined.greeting.engine,
+            request=frame.request,
+            grant=None,
+        )
+
+    def _now(self) -> int:
+        return self._bench.depot.clocks.boot()
+
+
+class WorkerSession:
+    """`Load`, `Copied`, `Save`, `Filled` of one rank, with its own staging."""
+
+    def __init__(
+        self, joined: SessionSet, greeting: Greeting, connection: Connection, slots: Slots
+    ) -> None:
+        self.joined = joined
+        self.connection = connection
+        self.slots = slots
+        self._bench = joined.bench
+        self._shard = Shard(
+            engine=greeting.engine,
+            format_digest=greeting.format.digest(),
+            layout=greeting.layout,
+            layout_digest=greeting.layout.digest(),
+        )
+        self._loads: dict[int, LoadTransfer | None] = {}
+        self._saves: dict[int, SaveTransfer | None] = {}
+        """By number; None while the request's verdict is awaited."""
+
+    @property
+    def transfers(self) -> int:
+        return len(self._loads) + len(self._saves)
+
+    async def serve(self) -> None:
+        """Until the connection ends; then its transfers are over and its staging is zeroed."""
+        rank = self._shard.layout.rank
+        earlier = self.joined.workers.get(rank)
+        self.joined.workers[rank] = self
+        if earlier is not None:
+            earlier.connection.close(Conflict("a newer worker connection took over"))
+        try:
+            async with asyncio.TaskGroup() as self._tasks:
+                await self.connection.serve(self._handle)
+                _end_tasks()
+        except* _Over:
+            pass
+        finally:
+            # The task group has ended: no thread works on a slot any more.
+            self.slots.close()
+            if self.joined.workers.get(rank) is self:
+                del self.joined.workers[rank]
+
+    async def _handle(self, frame: EngineFrame) -> None:
+        match frame:
+            case Load():
+                self._start_load(frame)
+            case Save():
+                self._start_save(frame)
+            case Copied(number, offset):
+                load = self._loads.get(number)
+                if load is not None:
+                    load.copied(offset)
+            case Filled(number):
+                save = self._saves.get(number)
+                if save is not None:
+                    save.filled(frame)
+            case _:
+                raise ProtocolViolation("not a worker's frame", field="frame")
+
+    def _start_load(self, frame: Load) -> None:
+        page = self._shard.layout.page_tokens
+        if frame.load in self._loads or frame.load < 0:
+            raise ProtocolViolation("a load number is used once at a time", field="load")
+        if not 0 <= frame.start < frame.end or frame.start % page or frame.end % page:
+            raise ProtocolViolation("a load covers whole pages", field="end", limit=page)
+        if self.transfers >= self._bench.limits.transfers_max:
+            self.connection.send(LoadFailed(frame.load, frame.start))
+            return
+        self._loads[frame.load] = None
+        self._tasks.create_task(self._load(frame), name="load")
+
+    async def _load(self, frame: Load) -> None:
+        try:
+            await self._run_load(frame)
+        finally:
+            del self._loads[frame.load]
+
+    async def _run_load(self, frame: Load) -> None:
+        request = await self._request(frame.request)
+        judged = None if request is None else request.readable()
+        if request is None or judged is None or frame.end > judged.hit_tokens:
+            self.connection.send(LoadFailed(frame.load, frame.start))
+            return
+        load = LoadTransfer(
+            frame,
+            request,
+            judged,
+            self._shard,
+            self.slots,
+            self._bench.depot,
+            self.connection.send,
+        )
+        self._loads[frame.load] = load
+        await load.run()
+
+    def _start_save(self, frame: Save) -> None:
+        page = self._shard.layout.page_tokens
+        if frame.save in self._saves or frame.save < 0:
+            raise ProtocolViolation("a save number is used once at a time", field="save")
+        if frame.end < 0 or frame.end % page:
+            raise ProtocolViolation("a save covers whole pages", field="end", limit=page)
+        if self.transfers >= self._bench.limits.transfers_max:
+            self._nothing_to_save(frame)
+            return
+        self._saves[frame.save] = None
+        self._tasks.create_task(self._save(frame), name="save")
+
+    async def _save(self, frame: Save) -> None:
+        try:
+            await self._run_save(frame)
+        finally:
+            del self._saves[frame.save]
+
+    async def _run_save(self, frame: Save) -> None:
+        request = await self._request(frame.request)
+        judged = None if request is None else request.writable()
+        if request is None or judged is None or frame.end > judged.grant.prompt_tokens:
+            self._nothing_to_save(frame)
+            return
+        save = SaveTransfer(
+            frame,
+            request,
+            judged,
+            self.joined.greeting.grid,
+            self._shard,
+            self.slots,
+            self._bench.depot,
+            self._bench.in_flight,
+            self.connection.send,
+        )
+        self._saves[frame.save] = save
+        if not await save.run():
+            # Its slots cannot be used again while it may still write: a new session gets new ones.
+            self.connection.close(Overloaded("slots of a save were never answered for"))
+
+    async def _request(self, name: str) -> Request | None:
+        """A judged request; waits a bounded time for its verdict, never for an unknown one."""
+        request = self.joined.requests.get(name)
+        if request is not None and isinstance(request.state, Opened):
+            try:
+                async with asyncio.timeout(self._bench.limits.judge_wait_s):
+                    await request.judged.wait()
+            except TimeoutError:
+                return None
+        return request
+
+    def _nothing_to_save(self, frame: Save) -> None:
+        self.connection.send(SlotsFrame(frame.save, ()))
+        self.connection.send(SaveDone(frame.save, 0))
+
+
+class _Over(Exception):
+    """The connection has ended: end the tasks that serve it."""
+
+
+def _end_tasks() -> Never:
+    raise _Over

@@ -1,0 +1,139 @@
+"""Every setting of the sidecar, read once, frozen, and handed down as values.
+
+Environment variables carry the prefix `STRONGROOM_SIDECAR_`. An unknown one is an error: a
+misspelt limit must not silently leave its default in force. Times are seconds, sizes bytes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Final, Self
+
+from pydantic import Field, SecretStr, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from strongroom.errors import Misuse
+from strongroom.limits import (
+    LOAD_DEADLINE_S_DEFAULT,
+    PIN_S_DEFAULT,
+    TOKENS_PER_BLOCK_DEFAULT,
+)
+
+ENV_PREFIX: Final = "STRONGROOM_SIDECAR_"
+_ENGINE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+Seconds = Annotated[float, Field(gt=0, le=24 * 3600)]
+Count = Annotated[int, Field(gt=0, le=1_000_000)]
+Bytes = Annotated[int, Field(ge=4096)]
+
+
+class SpoolSync(StrEnum):
+    """What an access record survives before the access is served."""
+
+    WITHIN_SECOND = "within_second"
+    """The death of the process: written before serving, synced in groups within a second."""
+    BEFORE_SERVING = "before_serving"
+    """Loss of power: synced before serving."""
+
+
+class SidecarSettings(BaseSettings):
+    """Frozen; an unknown name, from the environment or a caller, is refused."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX, extra="forbid", frozen=True, validate_default=True
+    )
+
+    # Where things lie.
+    state_directory: Path
+    """Keys, enrolment, log position and audit spool: 0700, one process at a time."""
+    socket_path: Path
+    """The Unix socket; its folder is made 0700."""
+    engine_tokens: Path
+    """A folder with one file an engine, `<engine>.token`, that only that engine can read."""
+    nvme_path: Path | None = None
+
+    # The control plane.
+    service_url: str = "http://127.0.0.1:8420"
+    name: str = "sidecar"
+    join_token: SecretStr | None = None
+    """One-time token for the first start; unused once enrolled."""
+    control_timeout_s: Seconds = 2.0
+    enrol_timeout_s: Seconds = 60.0
+    catch_up_s: Seconds = 0.1
+    """How long a lookup waits for the log to reach its grant's seq before it is a miss."""
+    heartbeat_timeout_s: Seconds = 30.0
+    """Silence on the invalidation stream after which it is opened anew."""
+
+    start_afresh: bool = False
+    """Forget how far an earlier life had read the log. For an operator who has looked into why
+    the log stepped back or forked; grants from before are dead in any case."""
+
+    # Who may connect.
+    allowed_uids: frozenset[int] = Field(default_factory=lambda: frozenset((os.getuid(),)))
+    connections_max: Count = 256
+    hello_timeout_s: Seconds = 5.0
+    send_timeout_s: Seconds = 10.0
+    send_queue_max: Count = 4096
+    requests_max: Count = 4096
+    """Open requests of one engine."""
+    transfers_max: Count = 256
+    """Loads and saves in flight on one connection."""
+    opens_max: Count = 64
+    """Verdicts being worked out at once for one engine; the next waits."""
+    finished_linger_s: Seconds = 30.0
+    """How long after `Finish` a save of the request may still arrive."""
+
+    # Bytes.
+    tokens_per_block: Count = TOKENS_PER_BLOCK_DEFAULT
+    staging_bytes: Bytes = 256 * 1024 * 1024
+    """Staging of one worker connection."""
+    host_bytes: Bytes = 1024 * 1024 * 1024
+    nvme_bytes: Bytes = 4 * 1024 * 1024 * 1024
+    region_bytes: Bytes = 64 * 1024 * 1024
+    tenant_host_bytes: Bytes | None = None
+    tenant_nvme_bytes: Bytes | None = None
+    crypto_threads: Annotated[int, Field(ge=1, le=64)] = 2
+    pin_s: Seconds = PIN_S_DEFAULT
+
+    # Deadlines of transfers.
+    load_deadline_s: Seconds = LOAD_DEADLINE_S_DEFAULT
+    fill_deadline_s: Seconds = 30.0
+    """How long an engine may take to fill the slots of a save."""
+    staging_grace_s: Seconds = 1.0
+    """After a part's deadline its slot is held this much longer, for a copy under way."""
+
+    # Audit.
+    spool_sync: SpoolSync = SpoolSync.WITHIN_SECOND
+    spool_bytes_max: Bytes = 1024 * 1024 * 1024
+    """Records that the service has not taken yet; when full, nothing is served."""
+    spool_segment_bytes: Bytes = 1024 * 1024
+    ship_interval_s: Seconds = 1.0
+
+    @model_validator(mode="after")
+    def _a_block_fits_everywhere(self) -> Self:
+        if self.region_bytes > self.nvme_bytes:
+            raise ValueError("region_bytes must not exceed nvme_bytes")
+        return self
+
+
+def load_settings(
+    environment: Mapping[str, str] | None = None, /, **overrides: object
+) -> SidecarSettings:
+    """Settings from the environment and `overrides`; an unknown variable is `Misuse`."""
+    present = os.environ if environment is None else environment  # noqa: TID251 - settings module
+    known = {f"{ENV_PREFIX}{name}".upper() for name in SidecarSettings.model_fields}
+    for variable in present:
+        if variable.upper().startswith(ENV_PREFIX) and variable.upper() not in known:
+            raise Misuse(f"unknown setting {variable}", field=variable)
+    return SidecarSettings(**overrides)  # type: ignore[arg-type]  # checked by pydantic
+
+
+def check_engine_name(engine: str) -> str:
+    """An engine's id names its token file, so it must be a plain file name."""
+    if _ENGINE_NAME.fullmatch(engine) is None:
+        raise Misuse("an engine id is 1 to 64 of A-Z a-z 0-9 . _ -", field="engine", limit=64)
+    return engine

@@ -1,0 +1,150 @@
+"""The state directory: this sidecar's keys, its enrolment and how far it has read the log.
+
+Rules:
+- The directory is 0700 and belongs to one process at a time (`flock`); files are 0600. Wider
+  permissions on a key file are refused, never repaired in silence: somebody may have read it.
+- Files are replaced whole (write aside, sync, rename), so that a crash leaves old or new.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeVar
+
+import msgspec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from policy.signing import Signer
+from strongroom.control import EnrolAnswer
+from strongroom.errors import Conflict, Corrupt, Misuse
+from strongroom.log import LogHead
+
+_SIGNING_KEY: Final = "signing.key"
+_HPKE_KEY: Final = "hpke.key"
+_ENROLMENT: Final = "enrolment.json"
+_POSITION: Final = "log.json"
+_LOCK: Final = "lock"
+_KEY_BYTES: Final = 32
+_Struct = TypeVar("_Struct")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class SidecarKeys:
+    """Ed25519 for proofs, X25519 to receive key leases."""
+
+    signer: Signer
+    hpke: X25519PrivateKey
+
+    @property
+    def hpke_public(self) -> bytes:
+        return self.hpke.public_key().public_bytes_raw()
+
+
+class StateDirectory:
+    """Reads and replaces the files of one sidecar."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def spool(self) -> Path:
+        return self.path / "spool"
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Own the directory; raises `Conflict` when another process does."""
+        private_directory(self.path)
+        descriptor = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise Conflict(
+                    "another sidecar uses this state directory", field="state_directory"
+                ) from error
+            yield
+        finally:
+            os.close(descriptor)
+
+    def keys(self) -> SidecarKeys:
+        """The sidecar's keys, made on first use."""
+        signing = self._key(_SIGNING_KEY)
+        hpke = self._key(_HPKE_KEY)
+        return SidecarKeys(
+            Signer(Ed25519PrivateKey.from_private_bytes(signing)),
+            X25519PrivateKey.from_private_bytes(hpke),
+        )
+
+    def _key(self, name: str) -> bytes:
+        path = self.path / name
+        if not path.exists():
+            replace_file(path, os.urandom(_KEY_BYTES))
+        raw = read_private(path)
+        if len(raw) != _KEY_BYTES:
+            raise Corrupt(f"the key file {name} has not 32 bytes", field=name, limit=_KEY_BYTES)
+        return raw
+
+    def enrolment(self) -> EnrolAnswer | None:
+        """Who this sidecar is to the service; None before it has enrolled."""
+        return self._read(_ENROLMENT, EnrolAnswer)
+
+    def write_enrolment(self, answer: EnrolAnswer) -> None:
+        replace_file(self.path / _ENROLMENT, msgspec.json.encode(answer))
+
+    def position(self) -> LogHead | None:
+        """The last log entry that was applied in an earlier life."""
+        return self._read(_POSITION, LogHead)
+
+    def write_position(self, head: LogHead) -> None:
+        replace_file(self.path / _POSITION, msgspec.json.encode(head), sync=False)
+
+    def forget_position(self) -> None:
+        """Stand on the next verified head, wherever it is."""
+        (self.path / _POSITION).unlink(missing_ok=True)
+
+    def _read(self, name: str, kind: type[_Struct]) -> _Struct | None:
+        path = self.path / name
+        if not path.exists():
+            return None
+        try:
+            return msgspec.json.decode(read_private(path), type=kind)
+        except msgspec.DecodeError as error:
+            raise Corrupt(f"{name} is damaged", field=name) from error
+
+
+def private_directory(path: Path) -> None:
+    """Make `path` 0700, or refuse a folder that others may enter or that is not ours."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = path.stat()
+    if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+        raise Misuse(f"{path} must be ours alone (mode 0700)", field=path.name, limit="0700")
+
+
+def read_private(path: Path) -> bytes:
+    """The content of a file that nobody else may read; `Misuse` when others may."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    with os.fdopen(descriptor, "rb") as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode) or stat.S_IMODE(found.st_mode) & 0o077:
+            raise Misuse(f"{path.name} has wide permissions", field=path.name, limit="0600")
+        return file.read()
+
+
+def replace_file(path: Path, content: bytes, *, sync: bool = True) -> None:
+    """Put `content` at `path` with mode 0600, whole or not at all."""
+    aside = path.with_name(path.name + ".new")
+    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        os.fchmod(file.fileno(), 0o600)
+        file.write(content)
+        file.flush()
+        if sync:
+            os.fsync(file.fileno())
+    aside.replace(path)

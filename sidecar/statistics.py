@@ -1,0 +1,57 @@
+"""A frozen picture of the sidecar: counters since start and gauges now."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sidecar.gate import GateState
+from sidecar.spool import SpoolStatistics
+from storage.store import StoreStatistics
+from strongroom.log import LogHead
+
+
+@dataclass(frozen=True, slots=True)
+class FollowerStatistics:
+    """See `sidecar.follower.FollowerCounts`."""
+
+    entries: int
+    streams: int
+    refused: int
+    loads_fenced: int
+    saves_fenced: int
+    namespaces_dropped: int
+    bytes_reclaimed: int
+    acknowledged_fenced: int
+    acknowledged_reclaimed: int
+    retired_at_start: int
+
+
+@dataclass(frozen=True, slots=True)
+class SidecarStatistics:
+    """`events` counts what was put on record, by (kind, outcome, reason)."""
+
+    sidecar: str
+    gate: GateState
+    log: LogHead | None
+    log_broken: str
+    follower: FollowerStatistics
+    serving_leases_renewed: int
+    serving_leases_failed: int
+    key_leases: int
+    key_leases_refused: int
+    key_leases_dropped: int
+    namespaces_leased: int
+    connections: int
+    connections_refused: int
+    protocol_violations: int
+    connections_crashed: int
+    engines: int
+    requests: int
+    saves_in_flight: int
+    staging_used_bytes: int
+    spool: SpoolStatistics
+    events_shipped: int
+    ship_failures: int
+    events: Mapping[tuple[str, str, str], int]
+    store: StoreStatistics

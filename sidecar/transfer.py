@@ -1,0 +1,43 @@
+"""What the loads and saves of a sidecar share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sidecar.audit import Audit
+from sidecar.clocks import Clocks
+from sidecar.gate import Gate
+from storage.keyring import KeyRing
+from storage.store import BlockStore
+from strongroom.kvformat import Layout
+
+
+@dataclass(frozen=True, slots=True)
+class TransferTimes:
+    """Nanoseconds; see `SidecarSettings`."""
+
+    load_deadline_ns: int
+    fill_deadline_ns: int
+    grace_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Depot:
+    """What every transfer of a sidecar needs."""
+
+    store: BlockStore
+    ring: KeyRing
+    gate: Gate
+    audit: Audit
+    clocks: Clocks
+    times: TransferTimes
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Whose bytes a worker connection moves: its rank of one engine."""
+
+    engine: str
+    format_digest: bytes
+    layout: Layout
+    layout_digest: bytes
