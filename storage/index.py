@@ -137,13 +137,19 @@ class Index:
         self._free.append(slot)
         return row
 
-    def victims(self, tenant: ComponentId | None = None) -> Iterator[BlockAddress]:
-        """Blocks that may be evicted, least recently used first, leaves only, none pinned."""
+    def victims(
+        self, tenant: ComponentId | None = None, *, keep: BlockAddress | None = None
+    ) -> Iterator[BlockAddress]:
+        """Blocks that may be evicted, least recently used first, leaves only, none pinned.
+
+        `keep` is the parent of what room is made for: a leaf now, and needed in a moment.
+        """
+        kept = None if keep is None else keep.pack()
         number = None if tenant is None else self._numbers.get(tenant, -1)
         for packed, slot in self._slots.items():
             if number is not None and self._tenant[slot] != number:
                 continue
-            if not self._children[slot] and not self._pinned(packed):
+            if not self._children[slot] and packed != kept and not self._pinned(packed):
                 yield BlockAddress.unpack(packed)
 
     def pin(self, resident: WeakReference | Resident, deadline_ns: int) -> Pin | None:

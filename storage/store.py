@@ -26,7 +26,7 @@ from storage.crypto import Cipher
 from storage.dirty import DirtyBlocks
 from storage.fence import Fence, Fenced
 from storage.header import clear_placement, read_header, record_bytes
-from storage.lifecycle import Reserved, Resident
+from storage.lifecycle import Reserved
 from storage.memory import wipe
 from storage.tiers.host import HostTier
 from storage.tiers.nvme import NvmeTier
@@ -343,7 +343,7 @@ class BlockStore:
             raise Missing("not resident")
         if resident.nbytes != record_bytes(context.segment_bytes):
             raise Missing("resident in another layout")
-        async with self._promotion(nvme, context, resident) as (record, reserved):
+        async with self._promotion(nvme, context) as (record, reserved):
             header = await self._cipher.open(context, keys, record, staging)
             if reserved is None:
                 return
@@ -356,13 +356,11 @@ class BlockStore:
 
     @contextlib.asynccontextmanager
     async def _promotion(
-        self, nvme: NvmeTier, context: BlockContext, resident: Resident
+        self, nvme: NvmeTier, context: BlockContext
     ) -> AsyncIterator[tuple[memoryview, Reserved | None]]:
         """The record read into host room, or into a buffer of its own when there is none."""
         try:
-            reserved = self._host.reserve(
-                context.address, context.tenant, context.namespace, resident.nbytes
-            )
+            reserved = self._reserve_now(context)
         except Overloaded:
             async with nvme.hold(context.address) as record:
                 yield record, None
@@ -378,17 +376,25 @@ class BlockStore:
             record.release()
 
     async def _reserve(self, context: BlockContext) -> Reserved:
-        """Host room; when only unwritten blocks stand in the way, wait for one write-behind."""
-        nbytes = record_bytes(context.segment_bytes)
+        """Host room; where blocks that wait for write-behind stand in the way, wait for them."""
         try:
-            return self._host.reserve(context.address, context.tenant, context.namespace, nbytes)
+            return self._reserve_now(context)
         except QuotaExceeded:
             raise
         except Overloaded:
             if self._nvme is None or not len(self._dirty):
                 raise
         await self._dirty.drained()
-        return self._host.reserve(context.address, context.tenant, context.namespace, nbytes)
+        return self._reserve_now(context)
+
+    def _reserve_now(self, context: BlockContext) -> Reserved:
+        return self._host.reserve(
+            context.address,
+            context.parent,
+            context.tenant,
+            context.namespace,
+            record_bytes(context.segment_bytes),
+        )
 
     def _drop_everywhere(self, address: BlockAddress) -> None:
         """Every copy is one writing: none is tried again."""

@@ -23,6 +23,7 @@ from storage.memfd import MemoryFile
 from storage.quota import Quota
 from storage.slabs import Slabs
 from storage.tiers.protocol import TierName, TierStatistics, drop_in_steps
+from strongroom.blocks import BlockId
 from strongroom.clock import Clock
 from strongroom.errors import Missing, Overloaded
 from strongroom.identity import ComponentId, NamespaceId
@@ -82,11 +83,17 @@ class HostTier:
     # The states of a block that is written in place
 
     def reserve(
-        self, address: BlockAddress, tenant: ComponentId, namespace: NamespaceId, nbytes: int
+        self,
+        address: BlockAddress,
+        parent: BlockId,
+        tenant: ComponentId,
+        namespace: NamespaceId,
+        nbytes: int,
     ) -> Reserved:
         """Room for a record, charged at once. Raises `QuotaExceeded` or `Overloaded`."""
-        self._make_room_in_quota(tenant, nbytes)
-        offset = self._make_room(nbytes)
+        keep = BlockAddress(parent, address.rank)
+        self._make_room_in_quota(tenant, nbytes, keep)
+        offset = self._make_room(nbytes, keep)
         if offset is None:
             self._overloads += 1
             raise Overloaded("no room in the host tier now", limit=self._arena.size)
@@ -129,7 +136,9 @@ class HostTier:
 
     async def put(self, header: Header, record: memoryview, admit: Admit) -> Resident:
         context = header.context
-        reserved = self.reserve(context.address, context.tenant, context.namespace, len(record))
+        reserved = self.reserve(
+            context.address, context.parent, context.tenant, context.namespace, len(record)
+        )
         self._bytes(reserved.place)[:] = record
         return self.publish(self.seal(reserved, header), admit)
 
@@ -198,12 +207,12 @@ class HostTier:
     async def close(self) -> None:
         self._arena.close()
 
-    def _make_room_in_quota(self, tenant: ComponentId, nbytes: int) -> None:
+    def _make_room_in_quota(self, tenant: ComponentId, nbytes: int, keep: BlockAddress) -> None:
         cap = self._quota.cap(tenant)
         while cap is not None and nbytes <= cap < self._quota.used_by(tenant) + nbytes:
             backed = (
                 address
-                for address in self._index.victims(tenant)
+                for address in self._index.victims(tenant, keep=keep)
                 if self._is_backed(address) and not self._is_dirty(address)
             )
             victim = next(backed, None)
@@ -212,19 +221,19 @@ class HostTier:
                 break
         self._quota.check(tenant, nbytes)
 
-    def _make_room(self, nbytes: int) -> int | None:
+    def _make_room(self, nbytes: int, keep: BlockAddress) -> int | None:
         if nbytes > self._arena.size:
             return None
         offset = self._room.take(nbytes)
         while offset is None:
-            victim = self._victim()
+            victim = self._victim(keep)
             if victim is None or not self.evict(victim):
                 return None
             offset = self._room.take(nbytes)
         return offset
 
-    def _victim(self) -> BlockAddress | None:
-        for address in self._index.victims():
+    def _victim(self, keep: BlockAddress) -> BlockAddress | None:
+        for address in self._index.victims(keep=keep):
             if not self._is_dirty(address):
                 return address
         return None

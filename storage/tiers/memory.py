@@ -48,9 +48,12 @@ class MemoryTier:
     async def put(self, header: Header, record: memoryview, admit: Admit) -> Resident:
         context = header.context
         nbytes = len(record)
+        if nbytes > self._capacity_bytes:
+            raise Overloaded("larger than the tier", limit=self._capacity_bytes)
+        keep = BlockAddress(context.parent, context.rank)
         self._quota.check(context.tenant, nbytes)
         while self._used_bytes + nbytes > self._capacity_bytes:
-            victim = next(self._index.victims(), None)
+            victim = next(self._index.victims(keep=keep), None)
             if victim is None:
                 raise Overloaded("the tier is full of pinned blocks", limit=self._capacity_bytes)
             self.evict(victim)

@@ -156,7 +156,9 @@ class NvmeTier:
         offset = 0
         try:
             async with self._writing:
-                region, offset = await self._append(record)
+                region, offset = await self._append(
+                    record, BlockAddress(context.parent, context.rank)
+                )
             admit()
         except BaseException:
             self._quota.credit(context.tenant, nbytes)
@@ -305,9 +307,9 @@ class NvmeTier:
 
     # Writing; all of it under `_writing`
 
-    async def _append(self, record: memoryview) -> tuple[Region, int]:
+    async def _append(self, record: memoryview, keep: BlockAddress) -> tuple[Region, int]:
         nbytes = len(record)
-        region = await self._room(nbytes)
+        region = await self._room(nbytes, keep)
         offset = region.tail
         self._order += 1
         head = aligned(HEADER_BYTES)
@@ -327,7 +329,7 @@ class NvmeTier:
             region.busy -= 1
         return region, offset
 
-    async def _room(self, nbytes: int) -> Region:
+    async def _room(self, nbytes: int, keep: BlockAddress) -> Region:
         """A region with room for `nbytes` at its tail. Raises `Overloaded` or `Unavailable`."""
         while not self._fits(self._open_region, nbytes):
             self._open_region = None
@@ -341,7 +343,7 @@ class NvmeTier:
                 await self._turn_to(idle[0])
                 await self._move_live_records(victim)
                 continue
-            leaf = next(self._index.victims(), None)
+            leaf = next(self._index.victims(keep=keep), None)
             if len(empty) > len(idle) or leaf is None or not self.evict(leaf):
                 self._overloads += 1
                 raise Overloaded("no region of the NVMe tier can be emptied now")
@@ -377,7 +379,7 @@ class NvmeTier:
             nbytes = row.place.nbytes
             buffer = aligned(nbytes)
             await self._io(partial(_read_all, self._files, victim, offset, buffer))
-            region, new_offset = await self._append(buffer)
+            region, new_offset = await self._append(buffer, address)
             new = self._place(region, new_offset, nbytes)
             if self._index.relocate(address, row.place, new):
                 del victim.members[offset]

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from storage.compose import StoreSettings, open_store
-from storage.fence import Fence, Fenced
+from storage.fence import Fence
 from storage.tiers.protocol import TierName
-from strongroom.errors import Corrupt, Missing, Overloaded, QuotaExceeded
 from tests.storage.support import (
-    CANARY,
     KEYS,
-    OTHER_KEYS,
     component,
     context,
     namespace,
