@@ -152,18 +152,18 @@ class NvmeTier:
             raise Overloaded("larger than a region", limit=self._payload_bytes)
         self._quota.check(context.tenant, nbytes)
         self._quota.charge(context.tenant, nbytes)
-        region: Region | None = None
-        offset = 0
         try:
             async with self._writing:
                 region, offset = await self._append(
                     record, BlockAddress(context.parent, context.rank)
                 )
-            admit()
+            try:
+                admit()
+            except BaseException:
+                self._dead.append((region, region.generation, offset, nbytes))
+                raise
         except BaseException:
             self._quota.credit(context.tenant, nbytes)
-            if region is not None:
-                self._dead.append((region, region.generation, offset, nbytes))
             raise
         # From here to the end nothing awaits: visible at once, or not at all.
         self.drop(context.address)
@@ -325,6 +325,9 @@ class NvmeTier:
             await self._io(
                 partial(self._files.write, region, offset, [head, record[HEADER_BYTES:]])
             )
+        except BaseException:
+            self._dead.append((region, region.generation, offset, nbytes))
+            raise
         finally:
             region.busy -= 1
         return region, offset
@@ -335,6 +338,7 @@ class NvmeTier:
             self._open_region = None
             empty = [region for region in self._files.regions if not region.members]
             idle = [region for region in empty if not region.busy]
+            idle.sort(key=lambda region: region.failures)
             if len(idle) > 1:
                 await self._turn_to(idle[0])
                 continue

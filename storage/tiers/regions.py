@@ -46,6 +46,10 @@ class Region:
     live_bytes: int = 0
     busy: int = 0
     """Reads and writes in flight; the region is not renewed meanwhile."""
+    fresh: bool = False
+    """Just allocated: all zeros, so that renewing it allocates nothing."""
+    failures: int = 0
+    """How often renewing it failed in a row; others are tried first."""
     clean: bool = False
     """Written by this store to its tail and blank behind it: may be appended to."""
 
@@ -74,13 +78,17 @@ class RegionFiles:
     def renew(self, region: Region) -> None:
         """Start a new generation: what the region held is gone."""
         generation = region.generation + 1
-        self._allocate(region.fd)
+        region.failures += 1
+        if not region.fresh:
+            self._allocate(region.fd)
+        region.fresh = False
         page = aligned(REGION_HEADER_BYTES)
         page[:] = self._header(region.number, generation)
         self.write(region, 0, [page])
         region.generation = generation
         region.tail = REGION_HEADER_BYTES
         region.clean = True
+        region.failures = 0
 
     def write(self, region: Region, offset: int, data: list[memoryview]) -> None:
         """Write all of `data` at `offset`; each part is page-aligned memory, whole pages."""
@@ -166,15 +174,15 @@ class RegionFiles:
         fd = os.open(path, flags | (os.O_DIRECT if self.direct else 0), 0o600)
         try:
             os.fchmod(fd, 0o600)
-            size = os.fstat(fd).st_size
-            if size == 0:
+            fresh = os.fstat(fd).st_size == 0
+            if fresh:
                 self._allocate(fd)
         except OSError:
             if os.fstat(fd).st_size == 0:
                 path.unlink()  # no half-made file is left behind on a full disk
             os.close(fd)
             raise
-        return Region(number, fd, generation=0, tail=self.region_bytes)
+        return Region(number, fd, generation=0, tail=self.region_bytes, fresh=fresh)
 
     def _allocate(self, fd: int) -> None:
         os.ftruncate(fd, 0)
