@@ -113,6 +113,7 @@ class Change:
         reason: str = "",
         details: Mapping[str, Any] | None = None,
         references: Iterable[str] = (),
+        occurred_at: str = "",
     ) -> None:
         """Record an event. It gets its place in the chain when the block is left.
 
@@ -134,6 +135,7 @@ class Change:
                 reason=reason,
                 details=encode_details(details),
                 references=tuple(sorted(about)),
+                occurred_at=occurred_at,
             )
         )
 

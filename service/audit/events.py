@@ -32,6 +32,8 @@ class Draft:
     """Canonical JSON."""
     references: tuple[str, ...] = ()
     """Component and namespace ids, sorted."""
+    occurred_at: str = ""
+    """RFC 3339 in UTC; when a sidecar says that it happened. Empty: when it was recorded."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,13 +32,17 @@ class AuditRow(Record):
     __tablename__ = "audit_events"
     __table_args__ = (
         Index(None, "tenant", "seq"),
+        Index(None, "tenant", "occurred_at"),
         Index(None, "kind", "seq"),
         Index(None, "target", "seq"),
     )
 
     seq: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
     """From 0: the event's leaf index in the tree."""
-    at: Mapped[str] = mapped_column(String(32), index=True)
+    at: Mapped[str] = mapped_column(String(32))
+    """When it was recorded: RFC 3339 in UTC, of one width, so that texts order as times do."""
+    occurred_at: Mapped[str] = mapped_column(String(32), index=True)
+    """When it happened; differs from `at` for what a sidecar's spool brought."""
     kind: Mapped[str] = mapped_column(String(64))
     actor_kind: Mapped[str] = mapped_column(String(32))
     actor: Mapped[str] = mapped_column(String(256))

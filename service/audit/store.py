@@ -74,6 +74,7 @@ def _row(event: AuditEvent, digest: str) -> AuditRow:
     return AuditRow(
         seq=event.seq,
         at=event.at,
+        occurred_at=draft.occurred_at or event.at,
         kind=draft.kind,
         actor_kind=draft.actor_kind,
         actor=draft.actor,
@@ -105,6 +106,7 @@ def event_of(row: AuditRow, references: Iterable[str]) -> AuditEvent:
             reason=row.reason,
             details=row.details,
             references=tuple(sorted(references)),
+            occurred_at="" if row.occurred_at == row.at else row.occurred_at,
         ),
     )
 

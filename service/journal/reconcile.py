@@ -43,7 +43,8 @@ async def reconcile(
 ) -> Outcome:
     """Bring both to one state, or raise `Corrupt`. Nothing else may write meanwhile."""
     lines = await journal.lines()
-    common, missing = 0, []
+    common = 0
+    missing: list[str] = []
     async with database.readers() as session:
         async for stored in _rows(session):
             if common < len(lines):

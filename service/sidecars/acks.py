@@ -1,0 +1,99 @@
+"""What a sidecar says that it has done about the log."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final
+
+from sqlalchemy import Select, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from service.db.base import now
+from service.log import store as log_store
+from service.log.chain import rfc3339
+from service.revocation.models import Revocation, RevocationSidecar, SidecarState
+from service.sidecars.models import Sidecar
+from strongroom.control import AckRequest
+from strongroom.errors import Conflict, Misuse
+
+
+class AckState(StrEnum):
+    """`fenced`: nothing retired is served any more. `reclaimed`: its bytes are free."""
+
+    FENCED = "fenced"
+    RECLAIMED = "reclaimed"
+
+
+COUNT_MAX: Final = 2**62
+
+
+async def acknowledge(session: AsyncSession, sidecar: str, ack: AckRequest) -> None:
+    """Record an acknowledgement. It only moves forward; said again, it changes nothing.
+
+    Raises `Conflict` for another epoch and for entries that there are not.
+    """
+    counts = (ack.loads_fenced, ack.saves_fenced, ack.namespaces_dropped, ack.bytes_reclaimed)
+    if not all(0 <= count <= COUNT_MAX for count in counts):
+        raise Misuse("a count is negative or too large", field="counts", limit=COUNT_MAX)
+    if ack.state not in list(AckState):
+        raise Misuse("unknown state", field="state", limit="fenced, reclaimed")
+    state = AckState(ack.state)
+    head = await log_store.head(session)
+    if ack.epoch != head.epoch or not 0 <= ack.seq <= head.seq:
+        raise Conflict("this acknowledges what the log does not have", field="seq", limit=head.seq)
+    match state:
+        case AckState.FENCED:
+            await _fenced(session, sidecar, ack)
+        case AckState.RECLAIMED:
+            await _reclaimed(session, sidecar, ack)
+
+
+async def _fenced(session: AsyncSession, sidecar: str, ack: AckRequest) -> None:
+    await session.execute(
+        update(Sidecar)
+        .where(Sidecar.id == sidecar)
+        .where((Sidecar.fenced_seq < ack.seq) | (Sidecar.epoch != ack.epoch))
+        .values(epoch=ack.epoch, fenced_seq=ack.seq, applied_seq=ack.seq)
+        .execution_options(synchronize_session=False)
+    )
+    await session.execute(
+        update(RevocationSidecar)
+        .where(
+            RevocationSidecar.sidecar == sidecar,
+            RevocationSidecar.state == SidecarState.PENDING,
+            RevocationSidecar.revocation.in_(_covered(ack)),
+        )
+        .values(
+            state=SidecarState.FENCED,
+            at=rfc3339(now()),
+            loads_fenced=ack.loads_fenced,
+            saves_fenced=ack.saves_fenced,
+            namespaces_dropped=ack.namespaces_dropped,
+        )
+        .execution_options(synchronize_session=False)
+    )
+
+
+async def _reclaimed(session: AsyncSession, sidecar: str, ack: AckRequest) -> None:
+    before = await session.scalar(select(Sidecar.reclaimed_seq).where(Sidecar.id == sidecar))
+    await session.execute(
+        update(Sidecar)
+        .where(Sidecar.id == sidecar, Sidecar.reclaimed_seq < ack.seq)
+        .values(reclaimed_seq=ack.seq)
+        .execution_options(synchronize_session=False)
+    )
+    await session.execute(
+        update(RevocationSidecar)
+        .where(
+            RevocationSidecar.sidecar == sidecar,
+            RevocationSidecar.revocation.in_(_covered(ack, above=before or 0)),
+        )
+        .values(bytes_reclaimed=ack.bytes_reclaimed)
+        .execution_options(synchronize_session=False)
+    )
+
+
+def _covered(ack: AckRequest, above: int = 0) -> Select[str]:
+    return select(Revocation.id).where(
+        Revocation.epoch == ack.epoch, Revocation.seq <= ack.seq, Revocation.seq > above
+    )

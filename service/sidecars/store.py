@@ -1,0 +1,181 @@
+"""Sidecars in the database. The caller's session commits."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from sqlalchemy import delete, func, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from policy.signing import decode_base64url
+from service.db.base import now
+from service.sidecars.models import JoinToken, JoinTokenTenant, Sidecar, SidecarTenant
+from service.tenancy import store as tenancy
+from strongroom.control import EnrolRequest
+from strongroom.errors import Conflict, Missing, Refused
+from strongroom.identity import ComponentId
+
+_TOKEN_PREFIX = "srj_"  # noqa: S105 - what makes a token recognisable to secret scanners
+_TOKEN_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Enrolled:
+    """A live sidecar. `tenants` None: every tenant."""
+
+    id: str
+    name: str
+    signing_key: bytes
+    hpke_key: bytes
+    tenants: frozenset[str] | None
+
+    def may_lease(self, tenant: str) -> bool:
+        """Whether it is enrolled for `tenant`."""
+        return self.tenants is None or tenant in self.tenants
+
+
+def token_digest(token: str) -> str:
+    """What is stored of a join token; 256 random bits need no slow hash."""
+    return hashlib.sha256(b"strongroom/join/v1" + token.encode()).hexdigest()
+
+
+async def create_join_token(
+    session: AsyncSession, tenants: Sequence[str], life_s: float
+) -> tuple[str, JoinToken]:
+    """A token to enrol with once, and its row. No tenants: every tenant."""
+    for tenant in tenants:
+        await tenancy.get_tenant(session, tenant)
+    token = _TOKEN_PREFIX + secrets.token_urlsafe(_TOKEN_BYTES)
+    moment = now()
+    row = JoinToken(
+        digest=token_digest(token),
+        every_tenant=not tenants,
+        created_at=moment,
+        expires_at=moment + timedelta(seconds=life_s),
+    )
+    session.add(row)
+    await session.flush()
+    session.add_all(
+        JoinTokenTenant(digest=row.digest, tenant=ComponentId(tenant))
+        for tenant in dict.fromkeys(tenants)
+    )
+    await session.flush()
+    return token, row
+
+
+async def take_join_token(session: AsyncSession, token: str) -> JoinToken:
+    """Use up a join token. Raises `Refused` for one that is unknown, used or expired."""
+    row = await session.scalar(
+        select(JoinToken).where(JoinToken.digest == token_digest(token)).with_for_update()
+    )
+    moment = now()
+    if row is None or row.used_at is not None or row.expires_at <= moment:
+        raise Refused("the join token is not valid", field="join_token")
+    row.used_at = moment
+    return row
+
+
+async def enrol(session: AsyncSession, request: EnrolRequest, token: JoinToken) -> Sidecar:
+    """A new sidecar with the keys of `request` and the tenants of `token`."""
+    taken = await session.scalar(
+        select(Sidecar.id).where(Sidecar.signing_key == request.signing_key)
+    )
+    if taken is not None:
+        raise Conflict("a sidecar was enrolled with this key before", field="signing_key")
+    sidecar = Sidecar(
+        id=secrets.token_hex(16),
+        name=request.name,
+        signing_key=request.signing_key,
+        hpke_key=request.hpke_key,
+        every_tenant=token.every_tenant,
+        enrolled_at=now(),
+        leases=0,
+        epoch="",
+        applied_seq=0,
+        fenced_seq=0,
+        reclaimed_seq=0,
+    )
+    session.add(sidecar)
+    await session.flush()
+    tenants = (
+        await session.scalars(
+            select(JoinTokenTenant.tenant).where(JoinTokenTenant.digest == token.digest)
+        )
+    ).all()
+    session.add_all(SidecarTenant(sidecar=sidecar.id, tenant=tenant) for tenant in tenants)
+    await session.execute(delete(JoinTokenTenant).where(JoinTokenTenant.digest == token.digest))
+    await session.flush()
+    return sidecar
+
+
+async def tenants_of(session: AsyncSession, sidecar: str) -> list[str]:
+    """The tenants that a sidecar is enrolled for; empty for one that is for all."""
+    rows = await session.scalars(
+        select(SidecarTenant.tenant)
+        .where(SidecarTenant.sidecar == sidecar)
+        .order_by(SidecarTenant.tenant)
+    )
+    return [str(tenant) for tenant in rows]
+
+
+async def find_live(session: AsyncSession, sidecar: str) -> Enrolled | None:
+    """The live sidecar with this id, or None."""
+    row = await session.get(Sidecar, sidecar)
+    if row is None or row.revoked_at is not None:
+        return None
+    tenants = None if row.every_tenant else frozenset(await tenants_of(session, sidecar))
+    return Enrolled(
+        row.id,
+        row.name,
+        decode_base64url(row.signing_key, "signing_key"),
+        decode_base64url(row.hpke_key, "hpke_key"),
+        tenants,
+    )
+
+
+async def get(session: AsyncSession, sidecar: str) -> Sidecar:
+    """A sidecar, live or revoked. Raises `Missing`."""
+    row = await session.get(Sidecar, sidecar)
+    if row is None:
+        raise Missing("there is no such sidecar", field="sidecar")
+    return row
+
+
+async def live(session: AsyncSession) -> Sequence[Sidecar]:
+    """Every sidecar that is not revoked."""
+    rows = await session.scalars(
+        select(Sidecar).where(Sidecar.revoked_at.is_(None)).order_by(Sidecar.id)
+    )
+    return rows.all()
+
+
+async def revoke(session: AsyncSession, sidecar: Sidecar) -> None:
+    """Its proofs count no more, from the commit on."""
+    sidecar.revoked_at = now()
+    await session.flush()
+
+
+async def next_lease(session: AsyncSession, sidecar: str, epoch: str, applied_seq: int) -> int:
+    """Count one more serving lease, and return its number."""
+    number = await session.scalar(
+        update(Sidecar)
+        .where(Sidecar.id == sidecar, Sidecar.revoked_at.is_(None))
+        .values(leases=Sidecar.leases + 1, leased_at=now(), epoch=epoch, applied_seq=applied_seq)
+        .returning(Sidecar.leases)
+        .execution_options(synchronize_session=False)
+    )
+    if number is None:
+        raise Refused("this sidecar may not serve")
+    return int(number)
+
+
+async def count_live(session: AsyncSession) -> int:
+    """How many sidecars are not revoked."""
+    counted = await session.scalar(
+        select(func.count()).select_from(Sidecar).where(Sidecar.revoked_at.is_(None))
+    )
+    return int(counted or 0)
