@@ -1,0 +1,125 @@
+"""When a revocation is in force: every sidecar has acknowledged, or its lease has run out.
+
+Whichever comes first, so always within one lease of the commit (DESIGN section 6). The
+deadlines are this process's own (`service.sidecars.expiry`); a process that did not commit the
+revocation, or was restarted since, counts a whole lease from when it first looks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Final
+
+from sqlalchemy import select, update
+
+from service.auth.actor import SYSTEM
+from service.changes import Change, Changes
+from service.db.base import now
+from service.db.session import Database
+from service.log.chain import rfc3339
+from service.revocation.models import Revocation, RevocationSidecar, SidecarState
+from service.sidecars.desk import SidecarDesk
+from service.sidecars.models import Sidecar
+
+_POLL_S: Final = 0.25
+"""Acknowledgements that another process took are looked for this often."""
+_REVOCATIONS_MAX: Final = 4096
+
+
+async def set_deadlines(change: Change, desk: SidecarDesk, revocation: Revocation) -> None:
+    """Fix, inside the revocation's own change, when each sidecar is out of its lease."""
+    rows = await change.session.execute(
+        select(Sidecar.id, Sidecar.leases)
+        .join(RevocationSidecar, RevocationSidecar.sidecar == Sidecar.id)
+        .where(RevocationSidecar.revocation == revocation.id)
+    )
+    while len(desk.deadlines) >= _REVOCATIONS_MAX:
+        del desk.deadlines[next(iter(desk.deadlines))]
+    desk.deadlines[revocation.id] = {
+        sidecar: desk.expiry.expires_ns(sidecar, leases) for sidecar, leases in rows
+    }
+
+
+async def wait_in_force(
+    database: Database, changes: Changes, desk: SidecarDesk, revocation: str
+) -> None:
+    """Return once the revocation is in force. Cancelled, it changes nothing."""
+    while True:
+        news = desk.acks.listen()
+        if await settle(database, changes, desk, revocation):
+            return
+        left_ns = max(desk.deadlines.get(revocation, {}).values(), default=0) - desk.expiry.clock()
+        try:
+            async with asyncio.timeout(min(max(left_ns, 0) / 1e9, _POLL_S)):
+                await news.wait()
+        except TimeoutError:
+            continue
+
+
+async def settle(database: Database, changes: Changes, desk: SidecarDesk, revocation: str) -> bool:
+    """Whether the revocation is in force; notes it, once, when it has become so."""
+    async with database.readers() as session:
+        row = await session.get(Revocation, revocation)
+        if row is None or row.effective_at is not None:
+            return row is not None
+        pending = (
+            await session.scalars(
+                select(RevocationSidecar.sidecar).where(
+                    RevocationSidecar.revocation == revocation,
+                    RevocationSidecar.state == SidecarState.PENDING,
+                )
+            )
+        ).all()
+    now_ns = desk.expiry.clock()
+    known = desk.deadlines.setdefault(revocation, {})
+    deadlines = {
+        sidecar: known.setdefault(sidecar, now_ns + desk.expiry.lease_ns) for sidecar in pending
+    }
+    for sidecar in known.keys() - deadlines.keys():
+        del known[sidecar]
+    if any(deadline > now_ns for deadline in deadlines.values()):
+        return False
+    async with changes.begin(SYSTEM) as change:
+        await _note(change, revocation, now_ns, deadlines)
+    desk.deadlines.pop(revocation, None)
+    return True
+
+
+async def _note(change: Change, revocation: str, now_ns: int, deadlines: Mapping[str, int]) -> None:
+    session = change.session
+    row = await session.get(Revocation, revocation, populate_existing=True)
+    if row is None or row.effective_at is not None:
+        return
+    for sidecar, deadline in deadlines.items():
+        at = now() - timedelta(microseconds=(now_ns - deadline) / 1000)
+        await session.execute(
+            update(RevocationSidecar)
+            .where(
+                RevocationSidecar.revocation == revocation,
+                RevocationSidecar.sidecar == sidecar,
+                RevocationSidecar.state == SidecarState.PENDING,
+            )
+            .values(state=SidecarState.LEASE_EXPIRED, at=max(rfc3339(at), row.committed_at))
+            .execution_options(synchronize_session=False)
+        )
+    standings = (
+        await session.execute(
+            select(RevocationSidecar.state, RevocationSidecar.at).where(
+                RevocationSidecar.revocation == revocation
+            )
+        )
+    ).all()
+    row.effective_at = max([row.committed_at, *(at for _, at in standings)])
+    states = [state for state, _ in standings]
+    await change.audit(
+        "revocation.in_force",
+        tenant=row.tenant,
+        target=revocation,
+        details={
+            "fenced": states.count(SidecarState.FENCED),
+            "lease_expired": states.count(SidecarState.LEASE_EXPIRED),
+            "in_force_at": row.effective_at,
+        },
+    )
