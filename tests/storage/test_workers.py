@@ -1,0 +1,88 @@
+"""The pools of threads: named, below the event loop, bounded, and never left running."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+
+import pytest
+
+from storage.workers import CRYPTO_NICE, Workers, crypto_workers, disk_workers
+from strongroom.errors import Overloaded
+
+
+@pytest.fixture
+def workers():
+    made = Workers("test", 2, queue_max=4)
+    yield made
+    made.close()
+
+
+async def test_crypto_threads_run_below_the_event_loop_and_disk_threads_do_not():
+    seen = {}
+
+    def look(name: str) -> None:
+        nice = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+        seen[name] = (threading.current_thread().name, nice)
+
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    crypto, disk = crypto_workers(1, 4), disk_workers(1, 4)
+    await crypto.run(lambda: look("crypto"))
+    await disk.run(lambda: look("disk"))
+    crypto.close()
+    disk.close()
+    assert seen["crypto"] == ("strongroom-crypto_0", CRYPTO_NICE)
+    assert seen["disk"] == ("strongroom-disk_0", before)
+
+
+async def test_the_queue_is_bounded_and_housekeeping_gets_in(workers):
+    go_on = threading.Event()
+    ran = []
+    async with asyncio.TaskGroup() as group:
+        group.create_task(workers.run(*[lambda: go_on.wait(10) and None] * 4))
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded):
+            await workers.run(lambda: ran.append("refused"))
+        task = group.create_task(workers.run(lambda: ran.append("always"), always=True))
+        await asyncio.sleep(0)
+        assert workers.depth == 5
+        go_on.set()
+    assert task.done()
+    assert ran == ["always"]
+    assert workers.depth == 0
+
+
+async def test_an_error_is_raised_once_every_job_has_ended(workers):
+    ended = threading.Event()
+
+    def fail() -> None:
+        raise OSError("one")
+
+    def slow() -> None:
+        ended.set()
+
+    with pytest.raises(OSError, match="one"):
+        await workers.run(fail, slow)
+    assert ended.is_set()
+
+
+async def test_a_cancelled_run_ends_when_its_threads_have_however_often_it_is_cancelled(workers):
+    started, go_on, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def job() -> None:
+        started.set()
+        go_on.wait(10)
+        ended.set()
+
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(workers.run(job))
+        while not started.is_set():
+            await asyncio.sleep(0)
+        for _ in range(3):
+            task.cancel()
+            await asyncio.sleep(0)
+            assert not task.done()
+        go_on.set()
+    assert task.cancelled()
+    assert ended.is_set()
