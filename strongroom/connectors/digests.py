@@ -92,6 +92,8 @@ def _hash_file(path: Path, name: str, progress: Progress | None) -> tuple[int, b
         while count := file.readinto(buffer):
             digest.update(view[:count])
             done += count
+            if done > before.st_size:
+                break  # it grows, maybe as fast as it is read
             if progress is not None:
                 progress(name, done, before.st_size)
         after = path.stat()

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 
@@ -43,8 +44,13 @@ def start(state: dict[str, Any], model: str, extra: dict[str, Any] | None, **opt
         )
     began = time.monotonic()
     state["llm"] = LLM(
-        model=model, dtype="float32", enforce_eager=True, block_size=32, seed=0,
-        disable_log_stats=False, **options,
+        model=model,
+        dtype="float32",
+        enforce_eager=True,
+        block_size=32,
+        seed=0,
+        disable_log_stats=False,
+        **options,
     )
     reports: list[str] = []
     state["reports"] = reports
@@ -81,8 +87,13 @@ def generate(state: dict[str, Any], requests: list[dict[str, Any]], max_tokens: 
             extra = {"kv_transfer_params": {"strongroom": {"grant": request["grant"]}}}
         prompts.append(prompt)
         parameters.append(
-            SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True,
-                           extra_args=extra, **request.get("sampling", {}))
+            SamplingParams(
+                temperature=0.0,
+                max_tokens=max_tokens,
+                ignore_eos=True,
+                extra_args=extra,
+                **request.get("sampling", {}),
+            )
         )
     reports = state["reports"]
     reports.clear()
@@ -106,7 +117,8 @@ def generate(state: dict[str, Any], requests: list[dict[str, Any]], max_tokens: 
 
 def pages_used(state: dict[str, Any]) -> int:
     pool = state["scheduler"].kv_cache_manager.block_pool
-    return pool.num_gpu_blocks - 1 - pool.get_num_free_blocks()
+    used: int = pool.num_gpu_blocks - 1 - pool.get_num_free_blocks()
+    return used
 
 
 def abort(state: dict[str, Any], request: dict[str, Any], steps: int) -> Any:
@@ -129,8 +141,10 @@ def abort(state: dict[str, Any], request: dict[str, Any], steps: int) -> Any:
     while state["scheduler"].requests and time.monotonic() < deadline:
         engine.engine_core.engine_core.step_fn()
     return {
-        "statuses": statuses, "loads": list(state["reports"]),
-        "left": len(state["scheduler"].requests), "used_pages": pages_used(state),
+        "statuses": statuses,
+        "loads": list(state["reports"]),
+        "left": len(state["scheduler"].requests),
+        "used_pages": pages_used(state),
     }
 
 
@@ -158,9 +172,13 @@ def stop(state: dict[str, Any]) -> Any:
     return {}
 
 
-COMMANDS = {
-    "start": start, "generate": generate, "abort": abort, "reset": reset,
-    "statistics": statistics, "stop": stop,
+COMMANDS: dict[str, Callable[..., Any]] = {
+    "start": start,
+    "generate": generate,
+    "abort": abort,
+    "reset": reset,
+    "statistics": statistics,
+    "stop": stop,
 }
 
 if __name__ == "__main__":

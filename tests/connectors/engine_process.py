@@ -8,7 +8,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, Any, Self
 
 ROOT = Path(__file__).resolve().parents[2]
 ENGINE_PYTHON = ROOT / ".venv-engine" / "bin" / "python"
@@ -36,8 +36,8 @@ def engine_environment(home: Path) -> dict[str, str]:
     if not link.exists():
         link.symlink_to(ROOT / "strongroom")
     return {
-        "PATH": os.environ.get("PATH", ""),
-        "HOME": os.environ.get("HOME", "/"),
+        "PATH": "/usr/local/bin:/usr/bin:/bin",
+        "HOME": str(home),
         "PYTHONPATH": str(only),
         "PYTHONSAFEPATH": "1",
         "HF_HUB_OFFLINE": "1",
@@ -53,7 +53,9 @@ def make_tiny_model(folder: Path, home: Path) -> Path:
     """A random Llama of four layers, the same bytes every time."""
     subprocess.run(
         [str(ENGINE_PYTHON), "-c", TINY, str(folder)],
-        check=True, env=engine_environment(home), capture_output=True,
+        check=True,
+        env=engine_environment(home),
+        capture_output=True,
     )
     return folder
 
@@ -67,8 +69,12 @@ class EngineProcess:
         with self.log_path.open("wb") as log:
             self._process = subprocess.Popen(
                 [str(ENGINE_PYTHON), str(DRIVER), str(write)],
-                stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT,
-                pass_fds=(write,), env=engine_environment(home), text=True,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                pass_fds=(write,),
+                env=engine_environment(home),
+                text=True,
             )
         os.close(write)
         self._answers: IO[str] = os.fdopen(read, "r")
@@ -103,7 +109,7 @@ class EngineProcess:
             self._process.stdin.close()
         self._answers.close()
 
-    def __enter__(self) -> EngineProcess:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

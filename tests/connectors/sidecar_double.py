@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 from strongroom.blocks import Extent, Grid
 from strongroom.clock import boot_ns
@@ -143,7 +144,7 @@ class SidecarDouble:
         threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
         return listener
 
-    def __enter__(self) -> SidecarDouble:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
