@@ -13,6 +13,7 @@ ROOMS: Final = (
     "keys",
     "tenancy",
     "registry",
+    "rules",
     "grants",
     "log",
     "audit",

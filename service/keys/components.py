@@ -7,7 +7,7 @@ The caller's session commits. Destroying sets the wrapped secret to nothing; on 
 from __future__ import annotations
 
 import secrets as entropy
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -17,7 +17,7 @@ from service.db.insert import insert_missing
 from service.keys.models import Component, KekVersion
 from service.keys.provider import INSTALLATION, Wrapped, provider_of
 from strongroom.derivation import SECRET_BYTES
-from strongroom.errors import Missing, Misuse
+from strongroom.errors import Missing, Misuse, Overloaded
 from strongroom.identity import ComponentId, ComponentKind, new_component_id
 
 
@@ -49,6 +49,14 @@ async def register(
         KekVersion,
         [{"kek": kek, "version": wrapped.version, "created_at": moment, "destroyed_at": None}],
     )
+    # A rotation holds this row while it rewraps: what is wrapped here is seen by it, or waits.
+    ended = await session.scalar(
+        select(KekVersion.destroyed_at)
+        .where(KekVersion.kek == kek, KekVersion.version == wrapped.version)
+        .with_for_update(read=True)
+    )
+    if ended is not None:
+        raise Overloaded("the key-encryption key is being rotated: try again", field="kek")
     session.add(
         Component(
             id=component,
@@ -106,10 +114,15 @@ async def destroy(session: AsyncSession, ids: Sequence[ComponentId]) -> list[Com
     return [component for component in ids if component in set(alive_ids)]
 
 
-async def alive(session: AsyncSession, ids: Sequence[ComponentId]) -> bool:
+async def alive(session: AsyncSession, ids: Collection[ComponentId]) -> bool:
     """Whether every one of `ids` is registered and has its secret."""
+    return await living(session, ids) == set(ids)
+
+
+async def living(session: AsyncSession, ids: Collection[str]) -> frozenset[ComponentId]:
+    """Those of `ids` that are registered and have their secret."""
     statement = select(Component.id).where(Component.id.in_(ids), Component.wrapped.is_not(None))
-    return set((await session.scalars(statement)).all()) == set(ids)
+    return frozenset((await session.scalars(statement)).all())
 
 
 def overwrite(buffers: Sequence[bytearray]) -> None:

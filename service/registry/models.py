@@ -98,7 +98,7 @@ class DocumentVersion(Record):
         Index(
             "uq_document_versions_living_text",
             "document",
-            "digest",
+            "content_digest",
             "group",
             unique=True,
             sqlite_where=_LIVING,
@@ -112,7 +112,7 @@ class DocumentVersion(Record):
     document: Mapped[str] = mapped_column(String(32), ForeignKey("documents.id"))
     tenant: Mapped[ComponentId] = mapped_column(COMPONENT, ForeignKey("tenants.id"), index=True)
     group: Mapped[ComponentId] = mapped_column(COMPONENT, ForeignKey("groups.id"), index=True)
-    digest: Mapped[str] = mapped_column(String(64))
+    content_digest: Mapped[str] = mapped_column(String(64))
     created_at: Mapped[datetime] = mapped_column(Instant)
     removed_at: Mapped[datetime | None] = mapped_column(Instant)
 

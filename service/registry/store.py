@@ -107,21 +107,23 @@ async def get_document(session: AsyncSession, tenant: str, document: str) -> Doc
 
 
 async def register_version(
-    session: AsyncSession, document: Document, *, digest: str, group: str
+    session: AsyncSession, document: Document, *, content_digest: str, group: str
 ) -> DocumentVersion:
     """A new version of `document`, readable by `group`. Raises `Conflict` if it is there."""
     owner = await tenancy.get_group(session, document.tenant, group)
     existing = await session.scalar(
         select(DocumentVersion.id).where(
             DocumentVersion.document == document.id,
-            DocumentVersion.digest == digest,
+            DocumentVersion.content_digest == content_digest,
             DocumentVersion.group == owner.id,
             DocumentVersion.removed_at.is_(None),
         )
     )
     if existing is not None:
         raise Conflict(
-            f"this version is registered already: {existing}", field="digest", limit=existing
+            f"this version is registered already: {existing}",
+            field="content_digest",
+            limit=existing,
         )
     component = await components.register(session, ComponentKind.DOCUMENT_VERSION, document.tenant)
     version = DocumentVersion(
@@ -129,11 +131,11 @@ async def register_version(
         document=document.id,
         tenant=document.tenant,
         group=owner.id,
-        digest=digest,
+        content_digest=content_digest,
         created_at=now(),
     )
     session.add(version)
-    await _flush(session, "digest")
+    await _flush(session, "content_digest")
     return version
 
 

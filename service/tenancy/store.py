@@ -7,6 +7,7 @@ taken by an UPDATE, so concurrent changes of one tenant queue up behind its row.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Collection
 
 from sqlalchemy import delete, select, update
 from sqlalchemy.exc import IntegrityError
@@ -135,6 +136,18 @@ async def get_group(session: AsyncSession, tenant: str, group: str) -> Group:
     if found is None:
         raise Missing("there is no such group", field="group")
     return found
+
+
+async def find_groups(
+    session: AsyncSession, tenant: str, groups: Collection[str]
+) -> frozenset[ComponentId]:
+    """Those of `groups` that live in this tenant."""
+    rows = await session.scalars(
+        select(Group.id).where(
+            Group.id.in_(groups), Group.tenant == tenant, Group.removed_at.is_(None)
+        )
+    )
+    return frozenset(rows.all())
 
 
 async def everyone_group(session: AsyncSession, tenant: str) -> ComponentId:

@@ -1,0 +1,205 @@
+"""What a grant may hold, read in one snapshot: no writes, no signatures.
+
+The log's head, the tenant's revision, the subject's standing, artefacts, labels and component
+states are all of one moment. Spans are taken in order up to the first that is denied or not
+registered; the two look alike outside, and `Verdict.reason` tells them apart for the audit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from policy.decide import Deny
+from policy.permissions import Permission
+from service.auth.errors import Forbidden
+from service.grants.schemas import EVERYONE, PRIVATE, GrantBody, SpanBody
+from service.grants.subject import OnBehalf
+from service.keys import components
+from service.log import store as log
+from service.registry import store as registry
+from service.registry.models import ArtefactKind, DocumentVersion
+from service.rules.enforcers import Enforcers, TenantPolicy, group_resource
+from service.tenancy import store as tenancy
+from service.tenancy.models import Principal, Tenant
+from strongroom.derivation import engine_salt, namespace_secret
+from strongroom.errors import Conflict, Missing
+from strongroom.grant import EngineDigests
+from strongroom.identity import NO_ADAPTER, NO_LABELS, CacheIdentity, ComponentId, LabelSet
+from strongroom.log import LogHead
+from strongroom.spans import DocumentSource, GroupSource, Source, propagate
+
+_ARTEFACTS: Final = ("model", "adapter", "tokenizer", "template", "policy")
+
+
+@dataclass(frozen=True, slots=True)
+class Denial:
+    """Why span number `span` and all after it are not granted; for the audit alone."""
+
+    span: int
+    label: str
+    reason: str
+    rule: str
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Verdict:
+    """What may be granted. `salt` is None where the whole prompt is not."""
+
+    head: LogHead
+    revision: int
+    engine: EngineDigests
+    identities: tuple[CacheIdentity, ...]
+    """One for each granted span."""
+    base: tuple[ComponentId, ...]
+    denial: Denial | None
+    salt: str | None
+
+
+async def judge(
+    session: AsyncSession, enforcers: Enforcers, request: GrantBody, who: OnBehalf
+) -> Verdict:
+    """Decide `request` for `who`. Raises `Missing` for a subject or artefact that is not there."""
+    head = await log.head(session)
+    tenant = await _tenant(session, enforcers, who)
+    if request.min_revision is not None and tenant.revision < request.min_revision:
+        raise Conflict(
+            "this state of the tenant's authorization is not here",
+            field="min_revision",
+            limit=tenant.revision,
+        )
+    principal = await _standing(session, tenant, who)
+    base, engine = await _artefacts(session, request, tenant)
+    policy = await enforcers.at(session, tenant)
+    sources, denial = await _sources(session, request.spans, tenant, principal, policy)
+    identities = tuple(_identity(request, tenant.id, labels) for labels in (*propagate(sources),))
+    whole = denial is None and bool(identities) and request.spans[-1].end == request.prompt_tokens
+    return Verdict(
+        head=head,
+        revision=tenant.revision,
+        engine=engine,
+        identities=identities,
+        base=base,
+        denial=denial,
+        salt=await _salt(session, identities[-1]) if whole else None,
+    )
+
+
+async def _tenant(session: AsyncSession, enforcers: Enforcers, who: OnBehalf) -> Tenant:
+    """The tenant; where the caller may only name subjects if it says so, that it says so."""
+    if who.act_as is None:
+        return await tenancy.get_tenant(session, who.tenant)
+    refusal = Forbidden("naming a subject needs grant:act_as in its tenant", field="subject")
+    try:
+        tenant = await tenancy.get_tenant(session, who.tenant)
+    except Missing as error:
+        raise refusal from error
+    policy = await enforcers.at(session, tenant)
+    decision = policy.decide(who.act_as, Permission.GRANT_ACT_AS, f"grant:{who.subject}")
+    if isinstance(decision, Deny):
+        raise refusal
+    return tenant
+
+
+async def _standing(session: AsyncSession, tenant: Tenant, who: OnBehalf) -> Principal:
+    principal = await tenancy.get_principal(session, tenant.id, who.subject)
+    if who.proven_s is not None and who.proven_s < int(principal.created_at.timestamp()):
+        raise Missing("there is no such principal", field="principal")
+    return principal
+
+
+async def _artefacts(
+    session: AsyncSession, request: GrantBody, tenant: Tenant
+) -> tuple[tuple[ComponentId, ...], EngineDigests]:
+    digests = {"adapter": NO_ADAPTER}
+    for name in _ARTEFACTS:
+        wanted: str = getattr(request, name)
+        if wanted == NO_ADAPTER:
+            continue
+        try:
+            artefact = await registry.get_artefact(session, wanted, tenant.id)
+        except Missing as error:
+            raise Missing("there is no such artefact", field=name) from error
+        if artefact.kind is not ArtefactKind(name):
+            raise Missing("there is no such artefact", field=name)
+        digests[name] = artefact.digest
+    engine = EngineDigests(
+        model=digests["model"],
+        adapter=digests["adapter"],
+        tokenizer=digests["tokenizer"],
+        template=digests["template"],
+    )
+    base = _identity(request, tenant.id, NO_LABELS).components()
+    if not await components.alive(session, base):
+        raise Missing("there is no such artefact", field="model")
+    return base, engine
+
+
+def _identity(request: GrantBody, tenant: ComponentId, labels: LabelSet) -> CacheIdentity:
+    return CacheIdentity(
+        tenant=tenant,
+        model=ComponentId(request.model),
+        adapter=NO_ADAPTER if request.adapter == NO_ADAPTER else ComponentId(request.adapter),
+        tokenizer=ComponentId(request.tokenizer),
+        template=ComponentId(request.template),
+        policy=ComponentId(request.policy),
+        labels=labels,
+    )
+
+
+async def _sources(
+    session: AsyncSession,
+    spans: Sequence[SpanBody],
+    tenant: Tenant,
+    principal: Principal,
+    policy: TenantPolicy,
+) -> tuple[list[Source], Denial | None]:
+    everyone = await tenancy.everyone_group(session, tenant.id)
+    versions = await registry.find_versions(
+        session, tenant.id, {span.document for span in spans if span.document is not None}
+    )
+    named = {EVERYONE: everyone, PRIVATE: principal.private_group}
+    sources: list[Source] = []
+    groups = await tenancy.find_groups(
+        session,
+        tenant.id,
+        {span.group for span in spans if span.group is not None}
+        | {version.group for version in versions.values()}
+        | set(named.values()),
+    )
+    alive = await components.living(session, groups | set(versions))
+    for number, span in enumerate(spans):
+        source = _source(span, versions, named)
+        label = span.document or str(span.group)
+        if source is None or source.group not in groups:
+            return sources, Denial(number, label, "unregistered", "")
+        decision = policy.decide(
+            f"user:{principal.name}", Permission.GROUP_READ, group_resource(source.group)
+        )
+        if isinstance(decision, Deny):
+            return sources, Denial(number, label, decision.reason, str(decision.rule or ""))
+        if not source.labels.documents | source.labels.groups <= alive:
+            return sources, Denial(number, label, "revoked", "")
+        sources.append(source)
+    return sources, None
+
+
+def _source(
+    span: SpanBody, versions: Mapping[str, DocumentVersion], named: Mapping[str, ComponentId]
+) -> Source | None:
+    if span.document is None:
+        assert span.group is not None
+        return GroupSource(named.get(span.group, ComponentId(span.group)))
+    version = versions.get(span.document)
+    return None if version is None else DocumentSource(version.id, version.group)
+
+
+async def _salt(session: AsyncSession, identity: CacheIdentity) -> str:
+    opened = await components.secrets(session, identity.components())
+    try:
+        return engine_salt(namespace_secret(opened, identity.fingerprint()))
+    finally:
+        components.overwrite(opened)

@@ -1,0 +1,56 @@
+"""What the service is made of, once it is composed: one frozen value that routes are handed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, cast
+
+from fastapi import Depends, Request
+
+from policy.signing import Signer, Verifier
+from service.auth.issuer import Issuer
+from service.changes import Changes
+from service.db.session import Database, Sessions
+from service.journal.file import Journal
+from service.keys.provider import KeyProvider
+from service.log.kick import Kick
+from service.rules.enforcers import Enforcers
+from service.settings import ServiceSettings
+from service.sidecars.desk import SidecarDesk
+from strongroom.clock import Clock
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """Built by `service.app.create_app`, found on `app.state.runtime`."""
+
+    settings: ServiceSettings
+    database: Database
+    key_provider: KeyProvider
+    signer: Signer
+    """The service's own key: grants, leases, log entries, certificates."""
+    verifier: Verifier
+    """Verifies what `signer` signed."""
+    issuer: Issuer
+    """Mints bearer tokens."""
+    token_verifier: Verifier
+    changes: Changes
+    journal: Journal
+    kick: Kick
+    enforcers: Enforcers
+    desk: SidecarDesk
+    clock: Clock
+    """Nanoseconds since boot."""
+
+    @property
+    def sessions(self) -> Sessions:
+        """Read transactions."""
+        return self.database.readers
+
+
+def runtime_of(request: Request) -> Runtime:
+    """The runtime of the application that answers this request."""
+    return cast("Runtime", request.app.state.runtime)
+
+
+RuntimeDep = Annotated[Runtime, Depends(runtime_of)]
