@@ -27,7 +27,7 @@ from sidecar.judge import Judge
 from sidecar.leases import KeyLeases, ServingLeases
 from sidecar.logstate import LogState
 from sidecar.save import SavesInFlight
-from sidecar.server import Server, ServerLimits
+from sidecar.server import Server, ServerLimits, listening
 from sidecar.session import Bench, SessionLimits, Sessions
 from sidecar.settings import SidecarSettings
 from sidecar.shipper import Shipper
@@ -120,6 +120,7 @@ async def running(
     state = StateDirectory(settings.state_directory)
     async with AsyncExitStack() as stack:
         stack.enter_context(state.locked())
+        listener = stack.enter_context(listening(settings.socket_path))
         if settings.start_afresh:
             state.forget_position()
         keys = state.keys()
@@ -146,7 +147,7 @@ async def running(
                 tasks.create_task(sidecar.shipper.run(), name="audit-shipper"),
             ]
             try:
-                async with sidecar.server.listening(settings.socket_path):
+                async with sidecar.server.accepting(listener):
                     yield sidecar
             finally:
                 for task in background:

@@ -149,7 +149,9 @@ class Invalidation:
                 continue
             if dead_only and self._log.dead(request.grant) is None:
                 continue
+            in_use = request.is_open
             stopped.extend(request.fence_off())
-            live.tell()
+            if in_use:
+                live.tell()
             count += 1
         return tuple(stopped), count

@@ -117,6 +117,8 @@ class LoadTransfer:
             self._request.transfers.discard(self)
         if self._stopped:
             failed_at, reason = self._frame.start, self._why_stopped()
+        for out in self._out.values():
+            self._slots.blank(out.slot)
         if reason is Reason.NONE:
             self._send(LoadDone(self._frame.load, self._depot.gate.deadline_ns))
         else:
@@ -227,9 +229,7 @@ class LoadTransfer:
         return None
 
     async def _hold_the_rest(self) -> None:
-        """After the final frame: slots that the engine may still be reading, blank."""
-        for out in self._out.values():
-            self._slots.blank(out.slot)
+        """After the final frame: slots that the engine may still be reading, blank by now."""
         while self._out:
             now = self._depot.clocks.boot()
             self._reap(now)

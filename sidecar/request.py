@@ -112,6 +112,11 @@ class Request:
         return None if self.grant is None else self.grant.tenant
 
     @property
+    def is_open(self) -> bool:
+        """Whether the engine may still act on it."""
+        return isinstance(self.state, Opened | Judged)
+
+    @property
     def is_fenced_off(self) -> bool:
         return isinstance(self.state, FencedOff)
 

@@ -13,9 +13,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from sidecar.connection import Connection, failure_frame
@@ -69,24 +70,19 @@ class Server:
         self._sessions = sessions
         self._limits = limits
         self.counts = ServerCounts()
+        self._open: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
-    async def listening(self, path: Path) -> AsyncIterator[None]:
-        """Serve on `path` while the block runs; leaving it closes every connection."""
-        listener = listen(path)
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                accepting = tasks.create_task(self._accept(listener, tasks), name="accept")
-                self._open: set[asyncio.Task[None]] = set()
-                try:
-                    yield
-                finally:
-                    accepting.cancel()
-                    for task in tuple(self._open):
-                        task.cancel()
-        finally:
-            listener.close()
-            _unlink(path)
+    async def accepting(self, listener: socket.socket) -> AsyncIterator[None]:
+        """Serve who connects to `listener` while the block runs; leaving it closes them all."""
+        async with asyncio.TaskGroup() as tasks:
+            accepting = tasks.create_task(self._accept(listener, tasks), name="accept")
+            try:
+                yield
+            finally:
+                accepting.cancel()
+                for task in tuple(self._open):
+                    task.cancel()
 
     async def _accept(self, listener: socket.socket, tasks: asyncio.TaskGroup) -> None:
         loop = asyncio.get_running_loop()
@@ -100,7 +96,12 @@ class Server:
                 continue
             task = tasks.create_task(self._serve(peer), name="connection")
             self._open.add(task)
-            task.add_done_callback(self._open.discard)
+            task.add_done_callback(partial(self._ended, peer))
+
+    def _ended(self, peer: socket.socket, task: asyncio.Task[None]) -> None:
+        # Here and not in the task, which never ran if it was cancelled before its first step.
+        self._open.discard(task)
+        peer.close()
 
     async def _serve(self, peer: socket.socket) -> None:
         self.counts.connections += 1
@@ -112,7 +113,6 @@ class Server:
             _log.exception("a connection failed")
         finally:
             self.counts.connections -= 1
-            peer.close()
 
     async def _greet(self, peer: socket.socket) -> None:
         peer.setblocking(False)
@@ -190,8 +190,18 @@ class Server:
             self.counts.refused += 1
 
 
-def listen(path: Path) -> socket.socket:
-    """A listening socket at `path`, which nobody but us can open."""
+@contextmanager
+def listening(path: Path) -> Iterator[socket.socket]:
+    """A listening socket at `path`, which nobody but us can open; removed on leaving."""
+    listener = _listen(path)
+    try:
+        yield listener
+    finally:
+        listener.close()
+        path.unlink(missing_ok=True)
+
+
+def _listen(path: Path) -> socket.socket:
     private_directory(path.parent)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
@@ -205,10 +215,6 @@ def listen(path: Path) -> socket.socket:
         listener.close()
         raise
     return listener
-
-
-def _unlink(path: Path) -> None:
-    path.unlink(missing_ok=True)
 
 
 def _replace_dead_socket(path: Path) -> None:

@@ -188,8 +188,12 @@ class SchedulerSession:
             )
         limits = self._bench.limits
         self.joined.requests.sweep(self._now() - limits.linger_ns)
+        if not frame.request.isprintable():
+            # It goes into records that people read; no engine has a reason for such a name.
+            await self._refuse(frame, "", Reason.PROTOCOL)
+            return
         if len(self.joined.requests) >= limits.requests_max:
-            await self._refuse_for_load(frame)
+            await self._refuse(frame, frame.request, Reason.BACKPRESSURE)
             return
         # Backpressure: with enough verdicts under way, the socket is read no further.
         await self._opens.acquire()
@@ -213,14 +217,14 @@ class SchedulerSession:
                 answer = Verdict(request.name, False, 0, False)
         self.connection.send(answer)
 
-    async def _refuse_for_load(self, frame: Open) -> None:
+    async def _refuse(self, frame: Open, name: str, reason: Reason) -> None:
         self.connection.send(Verdict(frame.request, False, 0, False))
         await self._bench.depot.audit.note(
             "denied",
             "refused",
-            Reason.BACKPRESSURE,
+            reason,
             engine=self.joined.greeting.engine,
-            request=frame.request,
+            request=name,
             grant=None,
         )
 

@@ -1,0 +1,178 @@
+"""The audit spool: on record before served, chained, durable, shipped once."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from sidecar.settings import SpoolSync
+from sidecar.spool import FIRST_COUNT, Spool, SpoolSettings, event_hash, genesis
+from strongroom.control import SpoolEvent
+from strongroom.errors import Unavailable
+from tests.sidecar.conftest import PROMPT, Stored
+from tests.sidecar.control_plane import FakeControlPlane
+from tests.sidecar.harness import harness
+
+SETTINGS = SpoolSettings(SpoolSync.WITHIN_SECOND, 1 << 20, 1 << 16)
+
+
+def event(request: str = "r") -> SpoolEvent:
+    return SpoolEvent(0, "", "2026-01-01T00:00:00.000000+00:00", "lookup", "hit", request=request)
+
+
+@contextmanager
+def file_size_limit(nbytes: int) -> Iterator[None]:
+    """A disk that is full, for this process: writes beyond `nbytes` fail with EFBIG."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, ignored)
+
+
+def written(directory: Path) -> list[SpoolEvent]:
+    lines = []
+    for path in sorted(directory.glob("*.jsonl")):
+        lines += path.read_bytes().splitlines()[1:]
+    return [msgspec.json.decode(line, type=SpoolEvent) for line in lines]
+
+
+async def test_events_are_counted_and_chained(tmp_path: Path) -> None:
+    async with Spool.opened(tmp_path / "s", SETTINGS) as spool:
+        await asyncio.gather(*(spool.record(event(str(number))) for number in range(50)))
+        name = spool.spool
+    events = written(tmp_path / "s")
+    assert [each.count for each in events] == list(range(FIRST_COUNT, FIRST_COUNT + 50))
+    previous = genesis(name)
+    for each in events:
+        assert each.prev == previous
+        previous = event_hash(each)
+
+
+async def test_a_record_is_in_the_file_when_record_returns(tmp_path: Path) -> None:
+    for sync in SpoolSync:
+        directory = tmp_path / sync.value
+        async with Spool.opened(directory, replace(SETTINGS, sync=sync)) as spool:
+            await spool.record(event("now"))
+            assert [each.request for each in written(directory)] == ["now"]
+
+
+async def test_the_chain_goes_on_over_restarts_and_segments(tmp_path: Path) -> None:
+    settings = replace(SETTINGS, segment_bytes=1)
+    for _ in range(3):
+        async with Spool.opened(tmp_path / "s", settings) as spool:
+            await spool.record(event())
+            await spool.record(event())
+            assert spool.statistics().pending == spool.next_count - FIRST_COUNT
+    events = written(tmp_path / "s")
+    assert [each.count for each in events] == list(range(FIRST_COUNT, FIRST_COUNT + 6))
+    assert len(list((tmp_path / "s").glob("*.jsonl"))) > 3
+
+
+async def test_a_torn_last_line_is_cut_off_and_the_spool_goes_on(tmp_path: Path) -> None:
+    async with Spool.opened(tmp_path / "s", SETTINGS) as spool:
+        await spool.record(event("kept"))
+        name = spool.spool
+    (path,) = (tmp_path / "s").glob("*.jsonl")
+    path.write_bytes(path.read_bytes() + b'{"count": 2, "torn')
+    async with Spool.opened(tmp_path / "s", SETTINGS) as spool:
+        assert spool.spool == name
+        await spool.record(event("next"))
+    assert [each.request for each in written(tmp_path / "s")] == ["kept", "next"]
+
+
+@pytest.mark.parametrize("damage", ["changed", "removed", "reordered"])
+async def test_any_other_damage_sets_the_spool_aside_and_begins_another(
+    tmp_path: Path, damage: str
+) -> None:
+    async with Spool.opened(tmp_path / "s", SETTINGS) as spool:
+        for number in range(4):
+            await spool.record(event(str(number)))
+        name = spool.spool
+    (path,) = (tmp_path / "s").glob("*.jsonl")
+    lines = path.read_bytes().splitlines(keepends=True)
+    match damage:
+        case "changed":
+            lines[2] = lines[2].replace(b'"hit"', b'"mis"')
+        case "removed":
+            del lines[2]
+        case _:
+            lines[2], lines[3] = lines[3], lines[2]
+    path.write_bytes(b"".join(lines))
+    async with Spool.opened(tmp_path / "s", SETTINGS) as spool:
+        assert spool.spool != name
+        assert spool.next_count == FIRST_COUNT
+    assert list((tmp_path / "s").glob("damaged-*/*.jsonl"))
+
+
+async def test_a_disk_that_fills_up_blocks_and_recovers_without_a_gap(tmp_path: Path) -> None:
+    async with Spool.opened(tmp_path / "s", SETTINGS) as spool:
+        await spool.record(event("before"))
+        with file_size_limit(spool.size_bytes + 10):
+            with pytest.raises(Unavailable):
+                await spool.record(event("lost"))
+            assert spool.statistics().blocked
+        await spool.record(event("after"))
+        assert not spool.statistics().blocked
+    assert [each.request for each in written(tmp_path / "s")] == ["before", "after"]
+
+
+async def test_nothing_is_served_while_no_record_can_be_written(stored: Stored) -> None:
+    world = stored.world
+    assert await stored.hits("before", stored.grant()) == 288
+    with file_size_limit(world.sidecar.spool._segments[-1].size):
+        assert await stored.hits("blocked", stored.grant()) == -1
+        assert not (await stored.engine.load("before", 0, 288)).ok
+    assert await stored.hits("after", stored.grant()) == 288
+    assert (await stored.engine.load("after", 0, 288)).ok
+
+
+async def test_a_spool_that_the_service_does_not_take_blocks_serving_when_full(
+    tmp_path: Path,
+) -> None:
+    async with harness(tmp_path, spool_bytes_max=4096) as world:
+        engine = await world.engine()
+        granted = world.control.grant(world.tenant, PROMPT)
+        assert (await engine.open("good", granted)).allowed
+        world.control._intake = lambda body: (_ for _ in ()).throw(OSError)  # type: ignore[method-assign]
+        number = 0
+        while (await engine.open(f"r{number}", granted)).allowed:
+            number += 1
+        assert 0 < number < 40
+
+
+async def test_the_service_gets_every_event_once_and_in_order_over_restarts(
+    tmp_path: Path,
+) -> None:
+    control = FakeControlPlane()
+    tenant = control.tenant()
+    for life in range(3):
+        async with harness(tmp_path, control, spool_segment_bytes=4096) as world:
+            engine = await world.engine()
+            for number in range(10):
+                await engine.open(f"{life}-{number}", control.grant(tenant, PROMPT))
+            if life == 1:
+                await control.news.wait() if not control.events else None
+    async with harness(tmp_path, control, spool_segment_bytes=4096) as world:
+        while world.sidecar.spool.statistics().pending:
+            await control.news.wait()
+        name = world.sidecar.spool.spool
+        assert len(list(world.sidecar.spool._directory.glob("*.jsonl"))) <= 2
+    assert [each.count for each in control.events] == list(
+        range(FIRST_COUNT, FIRST_COUNT + len(control.events))
+    )
+    assert len(control.events) >= 30
+    assert control.events[0].prev == genesis(name)
+    for before, after in zip(control.events, control.events[1:], strict=False):
+        assert after.prev == event_hash(before)
