@@ -136,10 +136,10 @@ async def test_a_block_is_the_same_ciphertext_in_both_tiers(folder):
     async with open_store(settings(folder)) as store:
         await save(store, context())
         await store.flush()
-        async with store._host.hold(context().address) as host:
-            async with store._nvme.hold(context().address) as disk:
-                assert host[:3968] == disk[:3968]
-                assert host[4096:] == disk[4096:]
+        address = context().address
+        async with store._host.hold(address) as host, store._nvme.hold(address) as disk:
+            assert host[:3968] == disk[:3968]
+            assert host[4096:] == disk[4096:]
 
 
 async def test_match_prefix_stops_at_the_first_miss(folder):
@@ -234,9 +234,9 @@ async def test_another_tenants_record_put_in_place_of_this_one_does_not_open(fol
     async with open_store(settings(folder)) as store:
         await save(store, context(1))
         await save(store, theirs, OTHER_KEYS)
-        async with store._host.hold(theirs.address) as other:
-            async with store._host.hold(context(1).address) as record:
-                record[:] = other
+        hold = store._host.hold
+        async with hold(theirs.address) as other, hold(context(1).address) as record:
+            record[:] = other
         with pytest.raises(Corrupt):
             await load(store, context(1))
         await load(store, theirs, OTHER_KEYS)
