@@ -192,6 +192,8 @@ class ControlClient:
                 _check(response)
                 data: list[str] = []
                 async for line in response.aiter_lines():
+                    if line == "event: restart":
+                        return  # the epoch is over; the next serving lease says so, signed
                     if line.startswith("data:"):
                         data.append(line.removeprefix("data:").strip())
                     elif not line and data:

@@ -23,7 +23,8 @@ class Stored:
     prompt: list[int]
 
     def grant(self, **changes: object) -> Granted:
-        return self.world.control.grant(self.world.tenant, self.prompt, None, **changes)
+        world = self.world
+        return world.control.grant(world.tenant, self.prompt, **changes)  # type: ignore[arg-type]
 
     async def hits(self, name: str, granted: Granted, **changes: object) -> int:
         """Tokens of the verdict; a refusal must look like every other refusal."""

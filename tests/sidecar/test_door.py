@@ -103,7 +103,7 @@ async def test_a_token_file_that_others_can_read_opens_nothing(world: World) -> 
 async def test_a_declaration_that_blocks_cannot_be_cut_from_names_its_field(
     world: World, changes: dict[str, object], field: str
 ) -> None:
-    assert (await refusal(world, "worker", **changes)).field == field
+    assert (await refusal(world, **changes)).field == field  # type: ignore[arg-type]
 
 
 async def test_connections_of_one_engine_must_declare_the_same(world: World) -> None:
