@@ -19,17 +19,14 @@ from strongroom.identity import ComponentId, parse_component_id
 
 ARTEFACTS: Final = frozenset((Axis.MODEL, Axis.ADAPTER, Axis.TOKENIZER, Axis.TEMPLATE, Axis.POLICY))
 _OPERATOR_ONLY: Final = frozenset((Axis.TENANT, Axis.SIDECAR))
-_OF_A_TENANT: Final = frozenset(
-    (Axis.SUBJECT, Axis.MEMBERSHIP, Axis.GROUP, Axis.DOCUMENT, Axis.DOCUMENT_VERSION)
-)
 _TARGET_CHARS_MAX: Final = 128
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """`target` is a subject's name, or the id of what is revoked.
+    """`target` is a subject's name, or the id of what is revoked; `group` is a membership's.
 
-    `tenant` is set for what is always a tenant's; `group` for a membership.
+    `tenant` None: whatever tenant it belongs to, which only an operator may leave open.
     """
 
     axis: Axis
@@ -74,8 +71,8 @@ def check_ask(
     scope = tenant if tenant is not None else actor.tenant
     if axis is Axis.TENANT:
         scope = target
-    if axis in _OF_A_TENANT and scope is None:
-        raise Misuse("say whose it is", field="tenant")
+    if axis is Axis.SUBJECT and scope is None:
+        raise Misuse("a subject's name says nothing without its tenant", field="tenant")
     if actor.tenant is not None and scope != actor.tenant:
         raise nothing_there()
     if axis is Axis.SIDECAR:

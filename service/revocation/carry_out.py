@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, assert_never
 
 from sqlalchemy import select, update
@@ -43,7 +43,7 @@ class CarriedOut:
 async def carry_out(change: Change, ask: Ask) -> CarriedOut:
     """Do what `ask` says. Raises `Missing` for an unknown target, as for a forbidden one."""
     try:
-        return await _carry_out(change, ask)
+        return await _carry_out(change, await _with_tenant(change.session, ask))
     except Missing as error:
         raise nothing_there() from error
 
@@ -77,6 +77,27 @@ async def _carry_out(change: Change, ask: Ask) -> CarriedOut:
             return await _sidecar(change, ask)
         case _:
             assert_never(ask.axis)
+
+
+async def _with_tenant(session: AsyncSession, ask: Ask) -> Ask:
+    """`ask` with the tenant that its target belongs to, where that was left open."""
+    if ask.tenant is not None:
+        return ask
+    match ask.axis:
+        case Axis.MEMBERSHIP | Axis.GROUP:
+            wanted = ask.group or ask.target
+            owner = await session.scalar(select(Group.tenant).where(Group.id == wanted))
+        case Axis.DOCUMENT:
+            owner = await session.scalar(select(Document.tenant).where(Document.id == ask.target))
+        case Axis.DOCUMENT_VERSION:
+            owner = await session.scalar(
+                select(DocumentVersion.tenant).where(DocumentVersion.id == ask.target)
+            )
+        case _:
+            return ask
+    if owner is None:
+        raise nothing_there()
+    return replace(ask, tenant=owner)
 
 
 async def _principal(session: AsyncSession, ask: Ask) -> Principal:

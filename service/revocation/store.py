@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
-from sqlalchemy import and_, func, or_, select
+from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from policy.certificates import EVENT_KIND, Finality, components_digest
 from service.changes import Change
-from service.keys.models import Component, KekVersion
+from service.keys.rotation import final_at
 from service.log.chain import rfc3339
 from service.revocation.ask import Ask, nothing_there
 from service.revocation.carry_out import CarriedOut
 from service.revocation.models import Revocation, RevocationSidecar, SidecarState
 from service.sidecars import store as sidecars
-from service.sidecars.models import Sidecar, SidecarTenant
+from service.sidecars.models import Sidecar
 from strongroom.canonical import canonical_json
 from strongroom.errors import Conflict
 from strongroom.identity import COMPONENT_ID_BYTES, ComponentId
@@ -114,11 +114,7 @@ async def _concerned(session: AsyncSession, done: CarriedOut) -> Sequence[Sideca
     """The sidecars that may hold what is revoked."""
     if done.sidecar is not None:
         return [await sidecars.get(session, done.sidecar)]
-    statement = select(Sidecar).where(Sidecar.revoked_at.is_(None)).order_by(Sidecar.id)
-    if done.tenant is not None:
-        enrolled = select(SidecarTenant.sidecar).where(SidecarTenant.tenant == done.tenant)
-        statement = statement.where(or_(Sidecar.every_tenant.is_(True), Sidecar.id.in_(enrolled)))
-    return (await session.scalars(statement)).all()
+    return await sidecars.concerned(session, done.tenant)
 
 
 async def find_repeated(
@@ -167,24 +163,10 @@ async def erased(session: AsyncSession, revocation: Revocation) -> Erased:
     ids = components_of(revocation)
     if not ids:
         return Erased(Finality.NONE, None)
-    living, latest = 0, None
+    moments: list[datetime] = []
     for start in range(0, len(ids), _IN_MAX):
-        of_version = and_(
-            KekVersion.kek == Component.kek, KekVersion.version == Component.kek_version
-        )
-        row = (
-            await session.execute(
-                select(
-                    func.count().filter(KekVersion.destroyed_at.is_(None)),
-                    func.max(KekVersion.destroyed_at, type_=KekVersion.destroyed_at.type),
-                )
-                .select_from(Component)
-                .outerjoin(KekVersion, of_version)
-                .where(Component.id.in_(ids[start : start + _IN_MAX]))
-            )
-        ).one()
-        living += row[0]
-        latest = max(filter(None, (latest, row[1])), default=None)
-    if living or latest is None:
-        return Erased(Finality.PENDING, revocation.final_at)
-    return Erased(Finality.FINAL, latest)
+        moment = await final_at(session, ids[start : start + _IN_MAX])
+        if moment is None:
+            return Erased(Finality.PENDING, revocation.final_at)
+        moments.append(moment)
+    return Erased(Finality.FINAL, max(moments))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
-from sqlalchemy import delete, func, select, update
+from sqlalchemy import Select, delete, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from policy.signing import decode_base64url
@@ -137,20 +137,32 @@ async def find_live(session: AsyncSession, sidecar: str) -> Enrolled | None:
     )
 
 
-async def get(session: AsyncSession, sidecar: str) -> Sidecar:
-    """A sidecar, live or revoked. Raises `Missing`."""
-    row = await session.get(Sidecar, sidecar)
+def serving(statement: Select[Sidecar], tenant: str) -> Select[Sidecar]:
+    """Only the sidecars that are enrolled for `tenant`."""
+    enrolled = select(SidecarTenant.sidecar).where(SidecarTenant.tenant == tenant)
+    return statement.where(or_(Sidecar.every_tenant.is_(True), Sidecar.id.in_(enrolled)))
+
+
+async def get(session: AsyncSession, sidecar: str, tenant: str | None = None) -> Sidecar:
+    """A sidecar, live or revoked; one that is enrolled for `tenant` if that is given.
+
+    Raises `Missing`.
+    """
+    statement = select(Sidecar).where(Sidecar.id == sidecar)
+    if tenant is not None:
+        statement = serving(statement, tenant)
+    row = await session.scalar(statement)
     if row is None:
         raise Missing("there is no such sidecar", field="sidecar")
     return row
 
 
-async def live(session: AsyncSession) -> Sequence[Sidecar]:
-    """Every sidecar that is not revoked."""
-    rows = await session.scalars(
-        select(Sidecar).where(Sidecar.revoked_at.is_(None)).order_by(Sidecar.id)
-    )
-    return rows.all()
+async def concerned(session: AsyncSession, tenant: str | None) -> Sequence[Sidecar]:
+    """The live sidecars that may hold what is `tenant`'s; None: what all tenants share."""
+    statement = select(Sidecar).where(Sidecar.revoked_at.is_(None)).order_by(Sidecar.id)
+    if tenant is not None:
+        statement = serving(statement, tenant)
+    return (await session.scalars(statement)).all()
 
 
 async def revoke(session: AsyncSession, sidecar: Sidecar) -> None:
@@ -171,11 +183,3 @@ async def next_lease(session: AsyncSession, sidecar: str, epoch: str, applied_se
     if number is None:
         raise Refused("this sidecar may not serve")
     return int(number)
-
-
-async def count_live(session: AsyncSession) -> int:
-    """How many sidecars are not revoked."""
-    counted = await session.scalar(
-        select(func.count()).select_from(Sidecar).where(Sidecar.revoked_at.is_(None))
-    )
-    return int(counted or 0)
