@@ -54,7 +54,8 @@ def test_changing_any_one_field_changes_the_namespace(
     identity: CacheIdentity, value: ComponentId
 ) -> None:
     for name in ("tenant", "model", "adapter", "tokenizer", "template", "policy"):
-        changed = dataclasses.replace(identity, **{name: value})
+        fields: dict[str, Any] = {name: value}
+        changed = dataclasses.replace(identity, **fields)
         assert (changed.namespace == identity.namespace) == (getattr(identity, name) == value)
 
 

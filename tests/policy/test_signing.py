@@ -1,0 +1,61 @@
+"""Signatures: pinned algorithm, type and key; canonical base64url."""
+
+from __future__ import annotations
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policy.signing import Signer, Verifier, decode_base64url, encode_base64url, key_id
+from strongroom.control import Typ
+from strongroom.errors import Misuse, Refused
+
+SIGNER = Signer(Ed25519PrivateKey.from_private_bytes(b"s" * 32))
+OTHER = Signer(Ed25519PrivateKey.from_private_bytes(b"o" * 32))
+TYPES = [value for name, value in vars(Typ).items() if name.isupper()]
+
+
+@pytest.mark.parametrize("typ", TYPES)
+def test_one_kind_of_message_never_passes_for_another(typ: str) -> None:
+    verifier = Verifier({SIGNER.kid: SIGNER.public_key})
+    token = SIGNER.sign(typ, b"payload")
+    for expected in TYPES:
+        if expected == typ:
+            assert verifier.verify(expected, token) == b"payload"
+        else:
+            with pytest.raises(Refused):
+                verifier.verify(expected, token)
+
+
+def test_only_pinned_keys_verify() -> None:
+    token = OTHER.sign(Typ.LOG, b"x")
+    with pytest.raises(Refused):
+        Verifier({SIGNER.kid: SIGNER.public_key}).verify(Typ.LOG, token)
+    both = Verifier({SIGNER.kid: SIGNER.public_key, OTHER.kid: OTHER.public_key})
+    assert both.verify(Typ.LOG, token) == b"x"
+
+
+def test_a_key_id_that_is_not_its_keys_is_refused() -> None:
+    with pytest.raises(Misuse):
+        Verifier({SIGNER.kid: OTHER.public_key})
+    assert key_id(SIGNER.public_key) == SIGNER.kid
+
+
+def test_a_signer_shows_no_key() -> None:
+    shown = repr(SIGNER)
+    assert SIGNER.kid in shown
+    assert (b"s" * 32).hex() not in shown
+    assert "ssss" not in shown
+
+
+@given(st.binary(max_size=64))
+def test_base64url_comes_back(raw: bytes) -> None:
+    assert decode_base64url(encode_base64url(raw), "x") == raw
+
+
+@pytest.mark.parametrize("text", ["a", "AB", "AA==", "A+A/", "A A", "ä", "AA\n"])
+def test_base64url_that_is_not_the_one_encoding_is_refused(text: str) -> None:
+    with pytest.raises(Misuse) as caught:
+        decode_base64url(text, "field")
+    assert caught.value.field == "field"
