@@ -12,7 +12,8 @@ from typing import Final, assert_never
 
 from policy.enforcer import TenantEnforcer
 from policy.permissions import Permission
-from policy.rules import Effect, Rule, check_subject
+from policy.rules import ANY, Effect, Rule, check_resource, check_subject
+from strongroom.errors import Misuse
 from strongroom.identity import ComponentId
 
 CACHE_MAX: Final = 100_000
@@ -42,8 +43,14 @@ _Key = tuple[ComponentId, int, str, str, str]
 
 
 def decide(enforcer: TenantEnforcer, subject: str, action: Permission, resource: str) -> Decision:
-    """Whether `subject` may do `action` to `resource` (`<kind>:<id>`). Raises `Misuse`."""
+    """Whether `subject` may do `action` to `resource` (`<kind>:<id>`). Raises `Misuse`.
+
+    A wildcard is for rules: of a question about everything, a deny of one thing would be no part.
+    """
     check_subject(subject, "subject")
+    check_resource(resource, action)
+    if resource.partition(":")[2] == ANY:
+        raise Misuse("a decision is about one resource", field="resource")
     allowed, rule = enforcer.enforce(subject, action, resource)
     if allowed and rule is not None and rule.effect is Effect.ALLOW:
         return Allow(rule)

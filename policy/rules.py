@@ -23,10 +23,10 @@ from policy.permissions import Permission
 from strongroom.errors import Misuse
 from strongroom.limits import NAME_CHARS_MAX
 
-RULES_MAX: Final = 10_000
+RULES_MAX: Final = 100_000
 LINKS_MAX: Final = 1_000_000
-LINK_DEPTH_MAX: Final = 8
-"""Below Casbin's own limit of 10 levels, which counts the subject and the last role too."""
+LINK_DEPTH_MAX: Final = 9
+"""Links from a subject to its farthest role; with the subject they are Casbin's ten levels."""
 ANY: Final = "*"
 
 _SUBJECT = re.compile(r"(user|role):[A-Za-z0-9][A-Za-z0-9._@-]*|group:[0-9a-f]{32}")
@@ -60,10 +60,7 @@ class Rule:
             raise Misuse("action is not a permission", field="action")
         if not isinstance(self.effect, Effect):
             raise Misuse("effect must be allow or deny", field="effect")
-        if len(self.resource) > NAME_CHARS_MAX + 64 or _RESOURCE.fullmatch(self.resource) is None:
-            raise Misuse("resource must be <kind>:<id> or <kind>:*", field="resource")
-        if self.resource.partition(":")[0] != self.action.partition(":")[0]:
-            raise Misuse("the resource is of another kind than the action", field="resource")
+        check_resource(self.resource, self.action)
 
     def __str__(self) -> str:
         return f"{self.effect} {self.subject} {self.action} on {self.resource}"
@@ -105,6 +102,16 @@ def check_subject(name: str, field: str) -> None:
             field=field,
             limit=NAME_CHARS_MAX,
         )
+
+
+def check_resource(resource: str, action: Permission) -> None:
+    """Raise `Misuse` unless `resource` is one that `action` can be about."""
+    if len(resource) > NAME_CHARS_MAX + 64 or _RESOURCE.fullmatch(resource) is None:
+        raise Misuse(
+            "resource must be <kind>:<id> or <kind>:*", field="resource", limit=NAME_CHARS_MAX + 64
+        )
+    if resource.partition(":")[0] != action.partition(":")[0]:
+        raise Misuse("the resource is of another kind than the action", field="resource")
 
 
 def check_rules(rules: Iterable[Rule], links: Iterable[Link]) -> None:

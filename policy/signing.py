@@ -85,14 +85,17 @@ class Verifier:
         """
         try:
             return self._verify(typ, token)
-        except (JoseError, ValueError, KeyError, TypeError) as error:
+        except (JoseError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise Refused("the signature does not verify") from error
 
     def _verify(self, typ: str, token: str) -> bytes:
         if len(token) > JWS_BYTES_MAX:
             raise ValueError("token too long")
-        header: dict[str, Any] = jws.extract_compact(token.encode()).headers()
-        if not set(header) <= _HEADER_FIELDS or header.get("typ") != typ:
+        header: Any = jws.extract_compact(token.encode()).headers()
+        # The library takes any JSON that contains "alg", even a list, for a header.
+        if not isinstance(header, dict) or not set(header) <= _HEADER_FIELDS:
+            raise ValueError("unexpected header")
+        if header.get("typ") != typ:
             raise ValueError("unexpected header")
         key = self._keys[header["kid"]]
         verified = jws.deserialize_compact(token, key, algorithms=[ALGORITHM])

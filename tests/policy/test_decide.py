@@ -154,3 +154,33 @@ def test_the_cache_is_bounded() -> None:
     for number in range(10):
         cache.decide(enforcer, f"user:u{number}", READ, GROUPS[0])
     assert len(cache._entries) == 3
+
+
+@pytest.mark.timeout(30)
+def test_a_tenant_with_many_members_loads_in_linear_time() -> None:
+    """Casbin by itself compares every link with every name: minutes for these."""
+    rules = [Rule(GROUPS[0], READ, GROUPS[0], Effect.ALLOW)]
+    links = [Link(f"user:u{number}", GROUPS[0]) for number in range(30_000)]
+    enforcer = TenantEnforcer(TENANT, 1, rules, links)
+    assert isinstance(decide(enforcer, "user:u29999", READ, GROUPS[0]), Allow)
+    assert isinstance(decide(enforcer, "user:u30000", READ, GROUPS[0]), Deny)
+
+
+@pytest.mark.parametrize("resource", ["group:*", "group", "*", "grant:x", "group:a,b", ""])
+def test_a_question_is_about_one_resource_of_the_actions_kind(resource: str) -> None:
+    rules = [Rule("user:ann", READ, "group:*", Effect.ALLOW)]
+    enforcer = TenantEnforcer(TENANT, 1, rules, [])
+    assert isinstance(decide(enforcer, "user:ann", READ, GROUPS[0]), Allow)
+    with pytest.raises(Misuse) as caught:
+        decide(enforcer, "user:ann", READ, resource)
+    assert caught.value.field == "resource"
+
+
+def test_a_casbin_that_is_switched_off_allows_everything_and_we_do_not() -> None:
+    rules = [Rule("user:ann", READ, GROUPS[0], Effect.ALLOW)]
+    enforcer = TenantEnforcer(TENANT, 1, rules, [])
+    enforcer._casbin.enable_enforce(False)
+    asked = ("user:eve", TENANT, GROUPS[0], READ.value)
+    assert enforcer._casbin.enforce(*asked)
+    assert isinstance(decide(enforcer, "user:ann", READ, GROUPS[0]), Deny)
+    assert isinstance(decide(enforcer, "user:eve", READ, GROUPS[0]), Deny)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
@@ -59,3 +61,34 @@ def test_base64url_that_is_not_the_one_encoding_is_refused(text: str) -> None:
     with pytest.raises(Misuse) as caught:
         decode_base64url(text, "field")
     assert caught.value.field == "field"
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b'["alg"]',
+        b'["alg","typ","kid"]',
+        b'"alg"',
+        b"null",
+        b"1",
+        b'{"alg":[],"typ":"t","kid":[1]}',
+        b'{"alg":' + b"[" * 100_000,
+        b'{"alg":"Ed25519","typ":"t","kid":{}}',
+        b'{"alg":"Ed25519","typ":"t","kid":"0000000000000000"}',
+        b'{"alg":"Ed25519","typ":"t","kid":"0000000000000000","crit":["b64"],"b64":false}',
+    ],
+    ids=lambda header: header[:24].decode(),
+)
+@pytest.mark.parametrize("signature", ["", "AAAA", "A" * 86])
+def test_a_header_of_any_shape_is_refused_and_nothing_else(header: bytes, signature: str) -> None:
+    verifier = Verifier({SIGNER.kid: SIGNER.public_key})
+    with pytest.raises(Refused):
+        verifier.verify("t", f"{encode_base64url(header)}.e30.{signature}")
+
+
+@given(st.recursive(st.none() | st.integers() | st.text(), st.lists))
+def test_any_json_for_a_header_is_refused(value: object) -> None:
+    verifier = Verifier({SIGNER.kid: SIGNER.public_key})
+    header = encode_base64url(json.dumps(value).encode())
+    with pytest.raises(Refused):
+        verifier.verify("t", f"{header}.e30.{'A' * 86}")
