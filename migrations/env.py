@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from alembic import context
+from typing import Any, Literal
 
+from alembic import context
+from alembic.autogenerate.api import AutogenContext
+
+from service.db.base import Instant
 from service.db.metadata import complete_metadata
 from service.db.migrate import CONNECTION
 
-connection = context.config.attributes[CONNECTION]
+
+def render_item(kind: str, item: Any, autogen: AutogenContext) -> str | Literal[False]:
+    """Migrations name SQLAlchemy's own types: they must outlive ours."""
+    del autogen
+    if kind == "type" and isinstance(item, Instant):
+        return "sa.DateTime(timezone=True)"
+    return False
+
+
 context.configure(
-    connection=connection,
+    connection=context.config.attributes[CONNECTION],
     target_metadata=complete_metadata(),
     compare_type=True,
-    # SQLite changes a table by making it anew.
-    render_as_batch=connection.dialect.name == "sqlite",
+    render_item=render_item,
 )
 with context.begin_transaction():
     context.run_migrations()

@@ -1,6 +1,6 @@
 """Every service test runs on SQLite and on PostgreSQL, with a database of its own.
 
-PostgreSQL is started once, from a wheel; its tables are made once, in a template database
+PostgreSQL is started once, from a wheel. On both, the migrations run once, into a template
 that each test copies.
 """
 
@@ -16,10 +16,12 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from service.db.metadata import complete_metadata
+from service.db.migrate import upgrade_async
 from service.db.session import Database, open_database
 from service.keys.provider import session_info
 from service.keys.ring import LocalFileRing
+from service.settings import ServiceSettings
+from tests.service.house import Service, running
 
 _TEMPLATE = "strongroom_template"
 
@@ -52,10 +54,7 @@ class PostgresServer:
             "SELECT pg_reload_conf()",
             f"CREATE DATABASE {_TEMPLATE}",
         )
-        engine = create_async_engine(self.url(_TEMPLATE))
-        async with engine.begin() as connection:
-            await connection.run_sync(complete_metadata().create_all)
-        await engine.dispose()
+        await upgrade_async(self.url(_TEMPLATE))
 
     async def new_database(self, *, empty: bool = False) -> str:
         if not self._has_template:
@@ -87,6 +86,11 @@ def postgres_server() -> Iterator[PostgresServer]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
+@pytest.fixture(scope="session")
+def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("sqlite") / "template.db"
+
+
 @pytest.fixture(params=["sqlite", "postgresql"])
 def dialect(request: pytest.FixtureRequest) -> str:
     return str(request.param)
@@ -112,12 +116,12 @@ async def database_url(
 ) -> AsyncIterator[str]:
     """The URL of a database with every table and no rows."""
     if dialect == "sqlite":
-        url = f"sqlite+aiosqlite:///{tmp_path / 'strongroom.db'}"
-        database = open_database(url)
-        async with database.engine.begin() as connection:
-            await connection.run_sync(complete_metadata().create_all)
-        await database.close()
-        yield url
+        path = tmp_path / "strongroom.db"
+        template: Path = request.getfixturevalue("sqlite_template")
+        if not template.exists():
+            await upgrade_async(f"sqlite+aiosqlite:///{template}")
+        shutil.copy(template, path)
+        yield f"sqlite+aiosqlite:///{path}"
         return
     server: PostgresServer = request.getfixturevalue("postgres_server")
     name = await server.new_database()
@@ -143,3 +147,17 @@ async def database(database_url: str, ring: LocalFileRing) -> AsyncIterator[Data
     opened = open_database(database_url, session_info(ring))
     yield opened
     await opened.close()
+
+
+@pytest.fixture
+def settings(database_url: str, key_directory: Path, tmp_path: Path) -> ServiceSettings:
+    return ServiceSettings(
+        state_directory=tmp_path, database_url=database_url, key_directory=key_directory
+    )
+
+
+@pytest.fixture
+async def service(settings: ServiceSettings) -> AsyncIterator[Service]:
+    """The whole service, started, spoken to over HTTP in this process."""
+    async with running(settings) as started:
+        yield started

@@ -1,0 +1,174 @@
+"""The one place where the service is built.
+
+`create_app` reads keys and opens nothing else; the application's lifespan checks the database's
+migration, opens the journal and brings it and the database to one state before the first
+request is served. It stops in the reverse order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from datetime import timedelta
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from fastapi import Depends, FastAPI
+from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
+
+from service import health, http_errors
+from service.audit import routes as audit
+from service.auth import routes as tokens
+from service.auth.issuer import open_issuer
+from service.auth.scope import current_claims
+from service.auth.signing_keys import SERVICE_KEY, load_signer, own_verifier
+from service.certificates import routes as certificates
+from service.changes import Changes
+from service.db.migrate import check_revision
+from service.db.session import open_database
+from service.grants import routes as grants
+from service.journal.file import Journal
+from service.journal.reconcile import reconcile
+from service.keys import routes as keys
+from service.keys.provider import session_info
+from service.keys.ring import LocalFileRing
+from service.keys.rotation import rotate_due
+from service.log.kick import Kick
+from service.registry import routes as registry
+from service.revocation import routes as revocation
+from service.rules import routes as rules
+from service.rules.enforcers import Enforcers
+from service.runtime import Runtime
+from service.settings import ServiceSettings
+from service.sidecars import routes as sidecars
+from service.sidecars.desk import open_desk
+from service.tenancy import routes as tenancy
+from strongroom.clock import Clock, boot_ns
+from strongroom.errors import StrongroomError
+
+_log = logging.getLogger("strongroom.service")
+
+
+def create_app(settings: ServiceSettings, *, clock: Clock = boot_ns) -> FastAPI:
+    """The application. Raises `Misuse` when the key directory is open to others."""
+    ring = LocalFileRing.open(settings.keys)
+    signer = load_signer(settings.keys, SERVICE_KEY)
+    issuer = open_issuer(settings)
+    database = open_database(settings.database, session_info(ring))
+    journal = Journal(settings.journal / "log.jws")
+    kick = Kick()
+    runtime = Runtime(
+        settings=settings,
+        database=database,
+        key_provider=ring,
+        signer=signer,
+        verifier=own_verifier(signer),
+        issuer=issuer,
+        token_verifier=own_verifier(issuer.signer),
+        changes=Changes(database, signer, journal, kick),
+        journal=journal,
+        kick=kick,
+        enforcers=Enforcers(),
+        desk=open_desk(settings.serving_lease_s, clock),
+        clock=clock,
+    )
+    app = FastAPI(
+        title="Strongroom",
+        version=_version(),
+        summary="A multi-tenant, encrypted KV cache with a policy engine.",
+        lifespan=_lifespan(runtime, ring),
+        docs_url=None,
+        redoc_url=None,
+        swagger_ui_oauth2_redirect_url=None,
+        generate_unique_id_function=_operation_id,
+        responses=http_errors.PROBLEMS,
+    )
+    app.state.runtime = runtime
+    http_errors.install(app)
+    app.add_middleware(http_errors.BodyCap, bytes_max=settings.body_bytes_max)
+    app.include_router(health.router)
+    for router in (
+        tenancy.router,
+        registry.artefacts,
+        registry.documents,
+        rules.router,
+        grants.router,
+        tokens.router,
+        keys.router,
+        revocation.router,
+        certificates.router,
+        audit.router,
+        sidecars.admin,
+    ):
+        app.include_router(router, dependencies=[Depends(current_claims)])
+    # A sidecar proves itself by its own key (or a join token), which its routes check.
+    app.include_router(sidecars.router)
+    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+    return app
+
+
+def _lifespan(
+    runtime: Runtime, ring: LocalFileRing
+) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        del app
+        try:
+            await runtime.database.ping()
+            await check_revision(runtime.database)
+            await runtime.journal.open()
+            await reconcile(runtime.database, runtime.journal, runtime.changes, runtime.verifier)
+            async with asyncio.TaskGroup() as tasks:
+                rotation = tasks.create_task(_rotate(runtime), name="kek-rotation")
+                try:
+                    yield
+                finally:
+                    rotation.cancel()
+        finally:
+            await runtime.journal.close()
+            await runtime.database.close()
+            runtime.enforcers.close()
+            ring.close()
+
+    return lifespan
+
+
+async def _rotate(runtime: Runtime) -> None:
+    """Make erasures final in time: a KEK version is due at half of what is promised."""
+    age = timedelta(seconds=runtime.settings.erasure_final_s / 2)
+    while True:
+        await asyncio.sleep(runtime.settings.rotation_check_s)
+        try:
+            await rotate_due(runtime.database, runtime.changes, runtime.key_provider, age)
+        except StrongroomError as error:
+            # It stays due, and the next round tries again.
+            _log.warning("rotation failed: %s", error.code)
+
+
+def _operation_id(route: APIRoute) -> str:
+    return route.name
+
+
+def _version() -> str:
+    try:
+        return version("strongroom")
+    except PackageNotFoundError:  # pragma: no cover - run from a checkout without an install
+        return "0"
+
+
+def _openapi(app: FastAPI) -> dict[str, Any]:
+    """The document, with the problem schema that every error answer refers to."""
+    if app.openapi_schema is None:
+        document = get_openapi(
+            title=app.title,
+            version=app.version,
+            summary=app.summary,
+            routes=app.routes,
+        )
+        schemas = document.setdefault("components", {}).setdefault("schemas", {})
+        schemas["Problem"] = http_errors.Problem.model_json_schema()
+        app.openapi_schema = document
+    return app.openapi_schema
