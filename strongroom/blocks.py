@@ -89,6 +89,8 @@ def pack_tokens(token_ids: Sequence[int]) -> bytes:
     """Token ids as u32 little-endian, back to back."""
     if len(token_ids) > PROMPT_TOKENS_MAX:
         raise Misuse("too many tokens", field="tokens", limit=PROMPT_TOKENS_MAX)
+    if isinstance(token_ids, bytes | bytearray | memoryview):
+        raise Misuse("token ids are integers, not bytes", field="tokens")
     try:
         packed = array.array("I", token_ids)
     except (OverflowError, TypeError) as error:
@@ -102,7 +104,7 @@ def pack_tokens(token_ids: Sequence[int]) -> bytes:
 
 def prompt_digest(packed_tokens: bytes) -> bytes:
     """SHA-256 over a prompt's packed token ids, with its own domain and count; 32 bytes."""
-    count = struct.pack("<I", len(packed_tokens) // 4)
+    count = struct.pack("<I", _count(packed_tokens))
     return hashlib.sha256(_PROMPT_DOMAIN + count + packed_tokens).digest()
 
 
@@ -114,10 +116,21 @@ def block_id(
         raise Misuse("extras are too long", field="extras", limit=EXTRAS_BYTES_MAX)
     if len(lookup_key) != 32:
         raise Misuse("a lookup key has 32 bytes", field="lookup_key", limit=32)
+    if len(parent) != 32:
+        raise Misuse("a block id has 32 bytes", field="parent", limit=32)
+    if not 0 <= position <= PROMPT_TOKENS_MAX:
+        raise Misuse("a block lies in a prompt", field="position", limit=PROMPT_TOKENS_MAX)
     digest = hashlib.blake2b(digest_size=32, key=lookup_key, person=_PERSON)
     digest.update(parent)
-    digest.update(struct.pack("<QI", position, len(packed_tokens) // 4))
+    digest.update(struct.pack("<QI", position, _count(packed_tokens)))
     digest.update(packed_tokens)
     digest.update(struct.pack("<I", len(extras)))
     digest.update(extras)
     return BlockId(digest.digest())
+
+
+def _count(packed_tokens: bytes) -> int:
+    # Another length would let the tail of the tokens pass for the length of the extras.
+    if len(packed_tokens) % 4:
+        raise Misuse("packed tokens have 4 bytes each", field="tokens", limit=4)
+    return len(packed_tokens) // 4

@@ -47,9 +47,7 @@ def hkdf_expand(prk: bytes, info: bytes, length: int = _HASH_BYTES) -> bytes:
     return output[:length]
 
 
-def namespace_secret(
-    component_secrets: Sequence[bytes | bytearray], fingerprint: bytes
-) -> bytes:
+def namespace_secret(component_secrets: Sequence[bytes | bytearray], fingerprint: bytes) -> bytes:
     """The namespace's root secret, from its components' secrets in canonical order."""
     if not component_secrets:
         raise Misuse("a namespace has at least one component", field="components")

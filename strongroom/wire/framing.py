@@ -47,7 +47,7 @@ def decode_engine_frame(body: bytes | memoryview) -> EngineFrame:
     """A frame that an engine sent."""
     try:
         return _engine_decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolViolation(f"not a frame of this protocol: {error}", field="frame") from error
 
 
@@ -55,5 +55,5 @@ def decode_sidecar_frame(body: bytes | memoryview) -> SidecarFrame:
     """A frame that a sidecar sent."""
     try:
         return _sidecar_decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolViolation(f"not a frame of this protocol: {error}", field="frame") from error

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from strongroom.blocks import ROOT_PARENT, BlockId, Grid, block_id, pack_tokens, prompt_digest
 from strongroom.errors import Misuse
-from strongroom.limits import EXTRAS_BYTES_MAX, TOKEN_ID_MAX
+from strongroom.limits import EXTRAS_BYTES_MAX, PROMPT_TOKENS_MAX, TOKEN_ID_MAX
 
 PAGE = 4
 grids = st.integers(1, 6).map(lambda pages: Grid(pages * PAGE, PAGE))
@@ -141,3 +141,44 @@ def test_what_is_no_token_id_is_refused(bad: list[int]) -> None:
 def test_prompts_share_a_digest_only_when_they_are_equal(one: list[int], other: list[int]) -> None:
     digests = [prompt_digest(pack_tokens(each)) for each in (one, other)]
     assert (digests[0] == digests[1]) == (one == other)
+
+
+@pytest.mark.parametrize("tail", [b"\0", b"\0\0", b"\0\0\0"])
+def test_packed_tokens_of_another_width_are_refused(tail: bytes) -> None:
+    # Else the tail of the tokens could pass for the length of the extras, and two blocks be one.
+    with pytest.raises(Misuse) as caught:
+        prompt_digest(PACKED + tail)
+    assert caught.value.field == "tokens"
+    with pytest.raises(Misuse) as caught:
+        block_id(KEY, ROOT_PARENT, 0, PACKED + tail)
+    assert caught.value.field == "tokens"
+
+
+@pytest.mark.parametrize("raw", [b"", b"abcd", bytearray(8), memoryview(bytes(4))])
+def test_bytes_are_not_taken_for_token_ids(raw: bytes) -> None:
+    with pytest.raises(Misuse):
+        pack_tokens(raw)
+
+
+@pytest.mark.parametrize("position", [-1, PROMPT_TOKENS_MAX + 1, 2**64])
+def test_a_position_outside_any_prompt_is_refused(position: int) -> None:
+    with pytest.raises(Misuse) as caught:
+        block_id(KEY, ROOT_PARENT, position, PACKED)
+    assert caught.value.field == "position"
+
+
+@pytest.mark.parametrize("length", [0, 31, 33])
+def test_a_parent_that_is_no_block_id_is_refused(length: int) -> None:
+    with pytest.raises(Misuse) as caught:
+        block_id(KEY, BlockId(bytes(length)), 0, PACKED)
+    assert caught.value.field == "parent"
+
+
+def test_a_prompt_of_no_tokens_has_a_digest_and_no_block() -> None:
+    assert len(prompt_digest(pack_tokens([]))) == 32
+    assert Grid(256, 32).plan([], 0) == ()
+
+
+def test_a_span_that_ends_inside_one_page_makes_no_block_of_its_own() -> None:
+    extents = Grid(256, 32).plan([33, 50, 96], 96)
+    assert [(each.start, each.end, each.span) for each in extents] == [(0, 32, 0), (32, 96, 2)]

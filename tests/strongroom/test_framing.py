@@ -54,6 +54,15 @@ def test_random_bytes_are_a_frame_or_a_protocol_violation(raw: bytes) -> None:
             decode(raw)
 
 
+@pytest.mark.parametrize("opening", [b"\x91", b"\x81\xa0"], ids=["lists", "maps"])
+def test_a_frame_nested_too_deep_is_a_protocol_violation(opening: bytes) -> None:
+    # An unknown field is skipped, and skipping recurses: the parser's limit must not escape.
+    body = b"\x83\xa4type\xa4ping\xa6number\x05\xa5added" + opening * 100_000 + b"\x00"
+    for decode in (decode_engine_frame, decode_sidecar_frame):
+        with pytest.raises(ProtocolViolation):
+            decode(body)
+
+
 @given(engine_frames.filter(within_msgpack), st.data())
 def test_a_truncated_frame_is_a_protocol_violation(frame: EngineFrame, data: st.DataObject) -> None:
     body = encode_frame(frame)[4:]
