@@ -121,8 +121,8 @@ def pages_used(state: dict[str, Any]) -> int:
     return used
 
 
-def abort(state: dict[str, Any], request: dict[str, Any], steps: int) -> Any:
-    """Add a request, step the engine, abort it, and step until nothing is left."""
+def abort(state: dict[str, Any], request: dict[str, Any], until: str) -> Any:
+    """Add a request, step the engine until it has this status, abort it, and drain."""
     from vllm import SamplingParams
 
     engine = state["llm"].llm_engine
@@ -133,19 +133,38 @@ def abort(state: dict[str, Any], request: dict[str, Any], steps: int) -> Any:
         SamplingParams(temperature=0.0, max_tokens=64, extra_args=extra),
     )
     state["reports"].clear()
-    for _ in range(steps):
+    deadline = time.monotonic() + 10
+    statuses: list[str] = []
+    while statuses != [until] and time.monotonic() < deadline:
         engine.step()
-    statuses = [str(r.status) for r in state["scheduler"].requests.values()]
-    engine.abort_request(["to-abort"])
-    deadline = time.monotonic() + 20
-    while state["scheduler"].requests and time.monotonic() < deadline:
-        engine.engine_core.engine_core.step_fn()
+        statuses = [r.status.name for r in state["scheduler"].requests.values()]
+    engine.abort_request(list(state["scheduler"].requests), internal=True)
+    return {"statuses": statuses, **drain(state)}
+
+
+def drain(state: dict[str, Any]) -> Any:
+    """Step the engine until it knows no request."""
+    began = time.monotonic()
+    while state["scheduler"].requests and time.monotonic() < began + 20:
+        state["llm"].llm_engine.engine_core.engine_core.step_fn()
     return {
-        "statuses": statuses,
         "loads": list(state["reports"]),
         "left": len(state["scheduler"].requests),
         "used_pages": pages_used(state),
+        "seconds": time.monotonic() - began,
     }
+
+
+def tokenize(state: dict[str, Any], text: str) -> Any:
+    return {"tokens": state["llm"].get_tokenizer().encode(text)}
+
+
+def connected(state: dict[str, Any]) -> Any:
+    """Wait until both sides have a session; a lost one is opened anew."""
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    links = [get_kv_transfer_group()._link, state["scheduler"].connector._link]
+    return {"open": all(link.wait_open(10) for link in links)}
 
 
 def reset(state: dict[str, Any]) -> Any:
@@ -177,6 +196,9 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "generate": generate,
     "abort": abort,
     "reset": reset,
+    "drain": drain,
+    "tokenize": tokenize,
+    "connected": connected,
     "statistics": statistics,
     "stop": stop,
 }

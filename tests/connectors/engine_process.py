@@ -87,14 +87,19 @@ class EngineProcess:
         return self.log_path.read_text(errors="replace")
 
     def ask(self, command: str, **arguments: Any) -> Any:
+        """The answer; the test fails where the command does."""
+        answer = self.attempt(command, **arguments)
+        assert "error" not in answer, f"{answer['error']}\n{self.log()[-4000:]}"
+        return answer
+
+    def attempt(self, command: str, **arguments: Any) -> Any:
+        """The answer, or `{"error": ...}`."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({"do": command, **arguments}) + "\n")
         self._process.stdin.flush()
         line = self._answers.readline()
         assert line, f"the engine died:\n{self.log()[-4000:]}"
-        answer = json.loads(line)
-        assert "error" not in answer, f"{answer['error']}\n{self.log()[-4000:]}"
-        return answer
+        return json.loads(line)
 
     def close(self) -> None:
         if self._process.poll() is None:
