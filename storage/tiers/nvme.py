@@ -348,7 +348,10 @@ class NvmeTier:
                 await self._move_live_records(victim)
                 continue
             leaf = next(self._index.victims(keep=keep), None)
-            if len(empty) > len(idle) or leaf is None or not self.evict(leaf):
+            # An empty region that is still being read will be idle in a moment: with nothing
+            # to copy into, evicting more meanwhile would gain nothing.
+            soon = bool(empty) and not idle
+            if soon or leaf is None or not self.evict(leaf):
                 self._overloads += 1
                 raise Overloaded("no region of the NVMe tier can be emptied now")
         region = self._open_region

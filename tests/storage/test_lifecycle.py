@@ -111,10 +111,13 @@ class Lifecycle(RuleBasedStateMachine):
         )
         self.visible: dict[int, bytes] = {}
         self.in_transition = 0
+        self.holding: list = []
         self.holders: list[tuple[int, bytes, int]] = []
 
     def teardown(self) -> None:
         if hasattr(self, "tier"):
+            for holding in self.holding:
+                now(holding.__aexit__(None, None, None))
             now(self.tier.close())
 
     def tenant(self, number: int) -> int:
@@ -183,6 +186,7 @@ class Lifecycle(RuleBasedStateMachine):
         view = now(holding.__aenter__())
         item = (number, self.visible[number], self.clock.now_ns + PIN_S * 10**9)
         self.holders.append(item)
+        self.holding.append(holding)
         return holding, view, item
 
     @rule(item=consumes(pins))
@@ -193,6 +197,7 @@ class Lifecycle(RuleBasedStateMachine):
         assert bytes(view) == held[1], "a holder's bytes never change"
         now(holding.__aexit__(None, None, None))
         self.holders.remove(held)
+        self.holding.remove(holding)
 
     @rule(number=NUMBERS)
     def evict(self, number):

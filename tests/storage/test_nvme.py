@@ -103,6 +103,38 @@ async def test_a_reader_of_a_record_that_is_moved_meanwhile_gets_its_bytes(tmp_p
         assert task.result() == data
 
 
+async def test_a_region_is_not_renewed_under_a_reader_of_its_last_record(tmp_path):
+    reading = threading.Event()
+    go_on = threading.Event()
+    armed: list[bool] = []
+
+    class Slow(RegionFiles):
+        def read(self, region, offset, into):
+            if armed:
+                armed.clear()
+                reading.set()
+                go_on.wait(10)
+            return super().read(region, offset, into)
+
+    large = context(0, segments=(REGION - REGION_HEADER_BYTES - 2 * 4096,))
+    async with opened(tmp_path, make=Slow) as tier:
+        data = await put(tier, large)
+        armed.append(True)
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(body(tier, large))
+            async with asyncio.timeout(10):
+                while not reading.is_set():
+                    await asyncio.sleep(0)
+            tier.drop(large.address)
+            await tier.bury_dead()
+            for number in range(1, 30):
+                await put(tier, context(number), sequence=number)
+            go_on.set()
+        assert task.result() == data
+        await tier.bury_dead()
+        assert tier._dead == []
+
+
 @pytest.mark.parametrize(("code", "error"), [(errno.ENOSPC, Overloaded), (errno.EIO, Unavailable)])
 async def test_a_failed_write_is_typed_counted_and_poisons_nothing(tmp_path, code, error):
     async with opened(tmp_path, make=Faulty) as tier:
