@@ -210,11 +210,12 @@ def _build(
     sessions = Sessions(
         Bench(
             judge,
-            Depot(store, ring, gate, audit, clocks, times),
+            Depot(store, ring, leases, gate, audit, clocks, times),
             in_flight,
             live,
             SessionLimits(
                 requests_max=settings.requests_max,
+                prompt_bytes_max=settings.prompt_bytes_max,
                 opens_max=settings.opens_max,
                 transfers_max=settings.transfers_max,
                 linger_ns=int(settings.finished_linger_s * NS),

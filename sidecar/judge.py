@@ -190,7 +190,7 @@ class Judge:
     async def _look_up(
         self, request: Request, grant: GrantClaims, opened: Open, facts: EngineFacts
     ) -> Judged | _No:
-        prompt = Prompt(opened.tokens, opened.extras)
+        prompt = Prompt(opened.tokens, opened.extras, opened.grant)
         chain = Chain(
             facts.grid,
             grant.spans,

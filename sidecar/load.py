@@ -33,6 +33,7 @@ from strongroom.errors import (
     Missing,
     Overloaded,
     QuotaExceeded,
+    Refused,
     StrongroomError,
     Unavailable,
 )
@@ -150,6 +151,10 @@ class LoadTransfer:
             for block in self._judged.hit
             if block.extent.end > self._frame.start and block.extent.start < self._frame.end
         ]
+        try:
+            await self._depot.leases.ensure(self._judged.prompt.grant, self._judged.grant)
+        except StrongroomError as error:
+            return self._frame.start, reason_of(error)
         try:
             await self._record(blocks)
         except Unavailable:
@@ -289,7 +294,7 @@ class LoadTransfer:
 
 def reason_of(error: StrongroomError) -> Reason:
     match error:
-        case Fenced():
+        case Fenced() | Refused():
             return Reason.REVOKED
         case Corrupt():
             return Reason.INTEGRITY

@@ -38,6 +38,8 @@ class Prompt:
 
     tokens: bytes
     extras: bytes
+    grant: str
+    """The grant as it was presented: with it a key lease that runs out is renewed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +114,14 @@ class Request:
         return None if self.grant is None else self.grant.tenant
 
     @property
+    def prompt(self) -> Prompt | None:
+        match self.state:
+            case Judged(prompt=prompt) | Finished(Judged(prompt=prompt)):
+                return prompt
+            case _:
+                return None
+
+    @property
     def is_open(self) -> bool:
         """Whether the engine may still act on it."""
         return isinstance(self.state, Opened | Judged)
@@ -183,6 +193,11 @@ class Requests:
 
     def get(self, name: str) -> Request | None:
         return self._by_name.get(name)
+
+    @property
+    def prompt_bytes(self) -> int:
+        """Memory that the prompts of judged requests take."""
+        return sum(len(request.prompt.tokens) for request in self if request.prompt is not None)
 
     def open(self, name: str, now_ns: int) -> Request:
         """A new request; one of the same name is cancelled, for a name is used once at a time."""

@@ -102,7 +102,7 @@ class SaveTransfer:
         """To `SaveDone`. False when the engine left slots unanswered."""
         self._request.transfers.add(self)
         try:
-            self._hand_out()
+            await self._hand_out()
             answered = await self._seal_all()
         finally:
             self.ended.set()
@@ -136,9 +136,11 @@ class SaveTransfer:
             self._slots.blank(self._busy)
         self._news.set()
 
-    def _hand_out(self) -> None:
+    async def _hand_out(self) -> None:
         slots: list[Slot] = []
         try:
+            await self._depot.leases.ensure(self._judged.prompt.grant, self._judged.grant)
+            self._request.fence.check()
             self._depot.gate.require()
             for block in self._wanted():
                 context = block_context(self._judged, block, self._shard)

@@ -49,6 +49,7 @@ class SessionLimits:
     """See `SidecarSettings`."""
 
     requests_max: int
+    prompt_bytes_max: int
     opens_max: int
     transfers_max: int
     linger_ns: int
@@ -192,12 +193,14 @@ class SchedulerSession:
             # It goes into records that people read; no engine has a reason for such a name.
             await self._refuse(frame, "", Reason.PROTOCOL)
             return
-        if len(self.joined.requests) >= limits.requests_max:
+        requests = self.joined.requests
+        held = requests.prompt_bytes + len(frame.tokens)
+        if len(requests) >= limits.requests_max or held > limits.prompt_bytes_max:
             await self._refuse(frame, frame.request, Reason.BACKPRESSURE)
             return
         # Backpressure: with enough verdicts under way, the socket is read no further.
         await self._opens.acquire()
-        request = self.joined.requests.open(frame.request, self._now())
+        request = requests.open(frame.request, self._now())
         self._tasks.create_task(self._judge(request, frame), name="judge")
 
     async def _judge(self, request: Request, frame: Open) -> None:

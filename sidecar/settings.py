@@ -80,6 +80,8 @@ class SidecarSettings(BaseSettings):
     send_queue_max: Count = 4096
     requests_max: Count = 4096
     """Open requests of one engine."""
+    prompt_bytes_max: Bytes = 256 * 1024 * 1024
+    """Token ids of one engine's open requests, 4 bytes each."""
     transfers_max: Count = 256
     """Loads and saves in flight on one connection."""
     opens_max: Count = 64

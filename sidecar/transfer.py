@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from sidecar.audit import Audit
 from sidecar.clocks import Clocks
 from sidecar.gate import Gate
+from sidecar.leases import KeyLeases
 from storage.keyring import KeyRing
 from storage.store import BlockStore
 from strongroom.kvformat import Layout
@@ -27,6 +28,7 @@ class Depot:
 
     store: BlockStore
     ring: KeyRing
+    leases: KeyLeases
     gate: Gate
     audit: Audit
     clocks: Clocks
