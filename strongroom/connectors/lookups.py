@@ -156,7 +156,8 @@ class Lookups:
         """
         now = self._clock()
         self._count += 1
-        name = key[:_NAME_CHARS].encode("ascii", "replace").decode()
+        # The key may hold what a client wrote; the name goes into records that people read.
+        name = "".join(c if c.isascii() and c.isprintable() else "?" for c in key[:_NAME_CHARS])
         known = _Known(
             key=key,
             request=f"{self._count}-{name}",

@@ -168,7 +168,9 @@ def test_the_client_cannot_choose_the_name_that_the_sidecar_hears(world: World) 
     first, second = world.open(key="k" * 5000), world.open(key="k" * 5000 + "!")
     assert first != second
     assert len(first) < 200
-    assert world.open(key="\ud800").isascii()
+    hostile = world.open(key="\ud800\n\x1b[2J")
+    assert hostile.isascii()
+    assert hostile.isprintable()
 
 
 def test_at_least_one_token_is_left_to_compute(world: World) -> None:
