@@ -1,7 +1,8 @@
 """What the engine measured: SHA-256 over the files of weights, tokenizer and chat template.
 
-    digest = SHA-256("strongroom/measured/v1" ‖ part ‖ for each file in the order of its name:
-                     u32 length of name ‖ name ‖ u64 length ‖ SHA-256 of the content)
+    digest = SHA-256("strongroom/measured/v1" ‖ u32 length of part ‖ part
+                     ‖ for each file in the order of its name:
+                       u32 length of name ‖ name ‖ u64 length ‖ SHA-256 of the content)
 
 Names are relative to the folder, `/` between parts. The configuration and any Python code of
 the model count as weights: another `config.json` makes another model of the same numbers.
