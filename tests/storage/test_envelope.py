@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage.envelope import Opener, Sealer, nonce, segment_aad
@@ -78,6 +78,7 @@ def open_all(record, wanted, keys=KEYS):
     return out
 
 
+@settings(deadline=None)  # the machine is shared
 @given(
     segments=st.lists(st.integers(1, 9000), min_size=1, max_size=9).map(tuple),
     rank=st.integers(0, 2**32 - 1),
@@ -156,6 +157,7 @@ def test_a_newer_record_version_is_told_from_damage():
     assert caught.value.fault is Fault.FUTURE
 
 
+@settings(deadline=None)  # the machine is shared
 @given(st.data())
 def test_a_flipped_bit_anywhere_in_the_ciphertext_is_found_and_leaves_no_plaintext(data):
     wanted = context(segments=(40, 60))
@@ -255,6 +257,7 @@ def test_buffers_of_another_length_are_refused():
         opener.segments((0,), record[:-4096], memoryview(bytearray(8000)))
 
 
+@settings(deadline=None)  # the machine is shared
 @given(
     st.builds(
         Placement,

@@ -9,7 +9,7 @@ import os
 import resource
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage.extents import Extents, rounded
@@ -94,6 +94,7 @@ def test_the_arena_is_left_out_of_core_dumps():
 
 
 @pytest.mark.parametrize("make", [Extents, Slabs])
+@settings(deadline=None)  # the machine is shared
 @given(data=st.data())
 def test_room_is_never_given_twice_and_all_of_it_comes_back(make, data):
     room = make(64 * 4096)
@@ -127,6 +128,7 @@ def test_room_that_is_free_already_is_not_taken_back(make):
         room.give_back(offset, 4096)
 
 
+@settings(deadline=None)  # the machine is shared
 @given(st.integers(1, 2**34))
 def test_a_size_class_wastes_at_most_an_eighth(length):
     assert length <= size_class(length) <= max(rounded(length), length * 9 // 8 + 1)
