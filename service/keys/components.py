@@ -108,9 +108,8 @@ async def destroy(session: AsyncSession, ids: Sequence[ComponentId]) -> list[Com
         update(Component)
         .where(Component.id.in_(alive_ids))
         .values(wrapped=None, destroyed_at=now())
-        .execution_options(synchronize_session=False)
+        .execution_options(synchronize_session="fetch")
     )
-    session.expire_all()
     return [component for component in ids if component in set(alive_ids)]
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Final
 
 from service.db.session import Sessions
@@ -41,7 +41,7 @@ async def stream(
     after: int,
     heartbeat_s: float,
     may_go_on: Callable[[], Awaitable[bool]],
-) -> AsyncIterator[bytes]:
+) -> AsyncGenerator[bytes, None]:
     """Entries of `epoch` after `after`, as they are committed; ends with a `restart`.
 
     `epoch` empty: the one in force. `may_go_on` is asked at each heartbeat.

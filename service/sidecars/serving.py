@@ -50,6 +50,6 @@ async def grant_serving_lease(
         epoch=head.epoch,
         seq=head.seq,
         hash=head.hash,
-        lease_ms=max(1, lease_ms - lease_ms // _DRIFT),
+        lease_ms=max(1, lease_ms + -lease_ms // _DRIFT),
     )
     return signer.sign(Typ.SERVING_LEASE, canonical_json(asdict(claims)))
