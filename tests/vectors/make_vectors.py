@@ -86,7 +86,7 @@ LAYOUT = tagged(
 
 
 def extract(salt: bytes, ikm: bytes) -> bytes:
-    return hmac.new(salt if salt else b"\0" * 32, ikm, hashlib.sha256).digest()
+    return hmac.new(salt or b"\0" * 32, ikm, hashlib.sha256).digest()
 
 
 def expand(prk: bytes, info: bytes, length: int) -> bytes:
