@@ -57,7 +57,7 @@ def denials(
     """Denials counted by reason."""
     with api(url, token_file) as client:
         answer = client.get("/v1/audit/denials", tenant=tenant, since=since, until=until)
-        show(answer["items"], ("reason", "count"), as_json=as_json)
+        show(answer["items"], ("kind", "reason", "count"), as_json=as_json)
 
 
 @app.command()

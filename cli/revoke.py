@@ -20,7 +20,7 @@ def revoke(
     table = Table("sidecar", "state", "at", box=None, header_style="bold")
     for sidecar in answer.get("sidecars", []):
         table.add_row(
-            str(sidecar.get("sidecar", "")), str(sidecar.get("state", "")), str(sidecar.get("at"))
+            str(sidecar.get("name", "")), str(sidecar.get("state", "")), str(sidecar.get("at"))
         )
     console.print(f"revocation {answer['id']}: {answer['state']}", highlight=False)
     console.print(table)

@@ -21,10 +21,10 @@ from typing import Any, Final
 
 import uvicorn
 from rich.console import Console
-from service.app import create_app
-from service.db.migrate import upgrade
 
+from service.app import create_app
 from service.auth.issuer import bootstrap_operator_token
+from service.db.migrate import upgrade
 from service.settings import ServiceSettings, read_settings
 from sidecar.compose import running
 from sidecar.settings import SidecarSettings, load_settings
@@ -75,9 +75,16 @@ def check_listen(host: str, *, beyond_loopback: bool) -> None:
         )
 
 
+def private_folder(path: Path) -> None:
+    """Make a folder, and what is missing above it, with mode 0700; leave what exists as it is."""
+    if not path.exists():
+        private_folder(path.parent)
+        path.mkdir(mode=0o700, exist_ok=True)
+
+
 def write_private(path: Path, text: str) -> None:
     """Write a secret with mode 0600, whole or not at all."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    private_folder(path.parent)
     aside = path.with_name(path.name + ".new")
     with contextlib.suppress(FileNotFoundError):
         aside.unlink()
@@ -90,7 +97,7 @@ def write_private(path: Path, text: str) -> None:
 def engine_token(folder: Path, engine: str) -> Path:
     """The token file of one engine, made on first use."""
     path = folder / f"{engine}.token"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    private_folder(folder)
     if not path.exists():
         write_private(path, secrets.token_hex(32))
     return path
@@ -108,7 +115,7 @@ def service_settings(
 
 def prepare_service(settings: ServiceSettings, console: Console) -> Path:
     """Migrate the database and write the operator's token; returns the token's file."""
-    settings.state_directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    private_folder(settings.state_directory)
     upgrade(settings.database)
     token_file = settings.state_directory / TOKEN_FILE
     write_private(

@@ -29,7 +29,6 @@ from sidecar.request import ChainedBlock, Denied, Judged, Prompt, Request
 from storage.block import BlockAddress
 from storage.keyring import KeyRing
 from storage.store import BlockStore
-from storage.tiers.protocol import TierName
 from strongroom.blocks import BlockId, Grid, prompt_digest
 from strongroom.derivation import salt_digest
 from strongroom.errors import Missing, Refused, Unavailable
@@ -228,9 +227,7 @@ class Judge:
 
     def _tier(self, hit: tuple[ChainedBlock, ...], ranks: Collection[int]) -> str:
         """The slowest tier that the hit will be read from."""
-        tiers = {
-            self._store.tier_of(BlockAddress(block.block, rank)) for block in hit for rank in ranks
-        }
-        if TierName.NVME in tiers:
-            return TierName.NVME.value
-        return TierName.HOST.value if hit else ""
+        tier = self._store.slowest_tier(
+            BlockAddress(block.block, rank) for block in hit for rank in ranks
+        )
+        return "" if tier is None else tier.value

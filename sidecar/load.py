@@ -22,7 +22,7 @@ from sidecar.reasons import Reason
 from sidecar.request import ChainedBlock, Judged, Request
 from sidecar.slots import Slots
 from sidecar.transfer import Depot, Shard
-from storage.block import BlockContext
+from storage.block import BlockAddress, BlockContext
 from storage.fence import Fenced
 from storage.staging import StagingSlot
 from storage.tiers.protocol import TierName
@@ -264,6 +264,8 @@ class LoadTransfer:
 
     async def _record(self, blocks: list[ChainedBlock]) -> None:
         """The access is on record before its first byte is released."""
+        rank = self._shard.layout.rank
+        tier = self._depot.store.slowest_tier(BlockAddress(block.block, rank) for block in blocks)
         await self._depot.audit.record(
             "load",
             "hit",
@@ -273,6 +275,7 @@ class LoadTransfer:
             grant=self._judged.grant,
             namespaces=[block.namespace for block in blocks],
             tokens=sum(block.extent.tokens for block in blocks),
+            tier="" if tier is None else tier.value,
             nbytes=sum(self._shard.layout.block_bytes(block.extent.tokens) for block in blocks),
         )
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import NoReturn, Self
@@ -146,6 +146,13 @@ class BlockStore:
             return None
         namespace = self._nvme.namespace_of(address)
         return None if namespace is None or namespace in self._retired else TierName.NVME
+
+    def slowest_tier(self, addresses: Iterable[BlockAddress]) -> TierName | None:
+        """The slowest tier that these blocks would be read from; None when none is resident."""
+        tiers = {self.tier_of(address) for address in addresses}
+        if TierName.NVME in tiers:
+            return TierName.NVME
+        return TierName.HOST if TierName.HOST in tiers else None
 
     def match_prefix(self, addresses: Sequence[BlockAddress]) -> int:
         """How many blocks from the first on are resident; stops at the first miss.

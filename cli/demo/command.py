@@ -14,6 +14,7 @@ from cli.demo.house import Options, open_house
 from cli.demo.processes import DemoFailure
 from cli.demo.report import Report
 from cli.demo.scenario import Scenario
+from strongroom.errors import StrongroomError
 
 
 def run_demo(engine_python: Path, model: Path, out: Path, console: Console) -> bool:
@@ -36,7 +37,7 @@ def run_demo(engine_python: Path, model: Path, out: Path, console: Console) -> b
             report.figures["processes"] = house.process_ids()
             Scenario(house, report).run()
             report.figures["processes"] = house.process_ids()
-    except DemoFailure as failure:
+    except (DemoFailure, StrongroomError) as failure:
         report.step("the demo runs to its end", passed=False, seen=str(failure))
     report.figures["seconds"] = round(time.monotonic() - started, 1)
     report.write(out)

@@ -266,7 +266,7 @@ class House:
         """The tier that the latest load came from, as the audit says."""
         deadline = time.monotonic() + _SETTLE_S
         while time.monotonic() < deadline:
-            events = self._events("load")
+            events = self._events("access.load")
             if events:
                 return str(events[0]["tier"])
             time.sleep(_POLL_S)
@@ -298,7 +298,7 @@ class House:
         return items
 
     def _saved_tokens(self) -> int:
-        events = self._events("save")
+        events = self._events("access.save")
         if not events:
             return 0
         latest = events[0]["request"]

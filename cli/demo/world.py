@@ -93,9 +93,7 @@ class World:
     ) -> str:
         """Register an artefact, shared or a tenant's own; its component id."""
         body: dict[str, Any] = {"kind": kind, "name": name, "revision": revision}
-        body["digest"] = digest
-        if tenant is not None:
-            body["tenant"] = tenant
+        body |= {"digest": digest, "scope": tenant or "shared"}
         return str(self._admin.post("/v1/artefacts", body)["id"])
 
     def upgrade(self, artefact: str, revision: str, digest: str) -> str:

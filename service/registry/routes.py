@@ -34,6 +34,7 @@ from service.runtime import RuntimeDep
 from service.schemas import PATH_PATTERN
 from service.tenancy import store as tenancy
 from strongroom.errors import Missing
+from strongroom.identity import ComponentId
 from strongroom.log import InvalidationKind
 
 artefacts = APIRouter(prefix="/v1/artefacts", tags=["registry"])
@@ -133,17 +134,18 @@ async def upgrade_artefact(
     async with runtime.changes.begin(actor) as change:
         old = await store.get_artefact(change.session, artefact, actor.tenant)
         _may_write(actor, old.scope)
+        scope = old.scope  # the row is expired once it is removed
         new = await store.register_artefact(
             change.session,
             kind=old.kind,
-            scope=old.scope,
+            scope=scope,
             name=old.name,
             revision=body.revision,
             digest=body.digest,
         )
         await store.remove_artefact(change.session, old)
-        destroyed = await components.destroy(change.session, [old.id])
-        tenant = None if old.scope == SHARED else old.scope
+        destroyed = await components.destroy(change.session, [ComponentId(artefact)])
+        tenant = None if scope == SHARED else scope
         await change.invalidate(
             kind=InvalidationKind.COMPONENTS, tenant=tenant, components=destroyed
         )
