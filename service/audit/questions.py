@@ -271,6 +271,7 @@ def cross_tenant() -> list[ColumnElement[bool]]:
     mine = (
         select(Namespace.id)
         .where(Namespace.id == AuditReference.reference, Namespace.tenant == AuditRow.tenant)
+        .correlate(AuditReference, AuditRow)
         .exists()
     )
     foreign = (
@@ -280,6 +281,7 @@ def cross_tenant() -> list[ColumnElement[bool]]:
             func.length(AuditReference.reference) == 64,
             ~mine,
         )
+        .correlate(AuditRow)
         .exists()
     )
     return [
