@@ -157,8 +157,7 @@ class Follower:
     def _begin(self, claimed: LogHead) -> None:
         position = self.state.position()
         if position is not None and position.epoch == claimed.epoch:
-            if claimed.seq < position.seq:
-                raise LogBroken(f"the log stepped back from {position.seq} to {claimed.seq}")
+            # `claimed` must then lie at or beyond it: `LogState.check_known` sees a step back.
             self.log.start(position, floor_seq=claimed.seq)
         else:
             self.log.start(claimed, floor_seq=claimed.seq)

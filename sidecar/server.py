@@ -136,6 +136,7 @@ class Server:
             try:
                 await self._session(peer, joined, greeting, slots)
             finally:
+                # The session's task group has ended: no thread works on a slot any more.
                 slots.close()
         finally:
             self._sessions.leave(joined)

@@ -273,8 +273,6 @@ class WorkerSession:
         except* _Over:
             pass
         finally:
-            # The task group has ended: no thread works on a slot any more.
-            self.slots.close()
             if self.joined.workers.get(rank) is self:
                 del self.joined.workers[rank]
 

@@ -192,7 +192,7 @@ async def test_hits_and_saves_end_where_the_granted_spans_end(world: World) -> N
     assert (await engine.load("cut", 0, 96)).ok
     other = list(range(3000, 3300))
     await engine.open("cut2", control.grant(tenant, other, spans[:1]))
-    await engine.save("cut2", other, 288)
+    assert await engine.save("cut2", other, 288) == 2
     assert (await engine.open("again", control.grant(tenant, other, spans))).tokens == 96
 
 

@@ -148,7 +148,9 @@ async def test_a_block_opened_before_a_revocation_is_not_released_after_it(
         await wire.expect(LoadDone)
         return
     assert content not in wire.staging[:]  # zeroed at once, while the load still hangs
-    assert not any(ack.seq >= seq for ack in world.control.acks)  # and not acknowledged yet
+    for _ in range(200):  # ample time for an acknowledgement that does not wait for the load
+        await asyncio.sleep(0)
+    assert not any(ack.seq >= seq for ack in world.control.acks)
     barrier.lifted.set()
     failed = await wire.expect(LoadFailed)
     assert failed.start == 0
@@ -176,6 +178,38 @@ async def test_parts_not_copied_yet_are_zeroed_and_the_load_fails_from_its_start
     wire.send(Copied(1, second.offset))
     assert (await stored.engine.load("r", 0, 64)).ok is False
     assert world.sidecar.statistics().staging_used_bytes == 0
+
+
+async def test_a_released_part_is_zeroed_at_once_also_while_the_next_is_being_opened(
+    stored: Stored, gated: Gated
+) -> None:
+    world, wire = stored.world, stored.engine.workers[0]
+    await stored.hits("r", stored.grant())
+    wire.send(Load("r", 1, 0, 128))
+    await wire.expect(Part)
+    await wire.expect(Part)
+    barrier = gated.after_load = Barrier()
+    wire.send(Load("r", 2, 128, 192))
+    await barrier.arrived.wait()
+    assert wire.staging is not None
+    assert block_content(PROMPT, 0, 64) in wire.staging[:]
+    await applied(world, by_subject(world))
+    assert not any(wire.staging[:])
+    barrier.lifted.set()
+    await wire.expect(LoadFailed)
+    await wire.expect(LoadFailed)
+
+
+async def test_keys_of_a_retired_component_are_dropped_and_others_kept(stored: Stored) -> None:
+    world = stored.world
+    await stored.hits("r", stored.grant())
+    (namespace,) = world.sidecar.ring.namespaces()
+    await applied(world, of_somebody_else(world))
+    assert world.sidecar.ring.namespaces() == {namespace}
+    await applied(world, by_subject(world))
+    assert world.sidecar.ring.namespaces() == {namespace}  # another subject may hold them
+    await applied(world, by_component(world))
+    assert world.sidecar.ring.namespaces() == frozenset()
 
 
 @pytest.mark.parametrize("revoke", [*REVOCATIONS, of_somebody_else])
