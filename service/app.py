@@ -36,6 +36,7 @@ from service.keys import routes as keys
 from service.keys.provider import session_info
 from service.keys.ring import LocalFileRing
 from service.keys.rotation import rotate_due
+from service.log import routes as log
 from service.log.kick import Kick
 from service.registry import routes as registry
 from service.revocation import routes as revocation
@@ -101,6 +102,7 @@ def create_app(settings: ServiceSettings, *, clock: Clock = boot_ns) -> FastAPI:
         revocation.router,
         certificates.router,
         audit.router,
+        log.router,
         sidecars.admin,
     ):
         app.include_router(router, dependencies=[Depends(current_claims)])

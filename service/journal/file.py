@@ -11,6 +11,7 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
@@ -18,14 +19,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar, TypeVarTuple
 
-from strongroom.errors import Misuse, Unavailable
+from strongroom.errors import Conflict, Misuse, Unavailable
 
 _Args = TypeVarTuple("_Args")
 _Result = TypeVar("_Result")
 
 
 class Journal:
-    """One file, opened by `open` and closed by `close`; several processes may not share it."""
+    """One file, opened by `open` and closed by `close`; one process at a time has it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -59,6 +60,11 @@ class Journal:
         if stat.S_IMODE(os.fstat(descriptor).st_mode) & 0o077:
             os.close(descriptor)
             raise Misuse("the journal has wide permissions", field="journal", limit="0600")
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(descriptor)
+            raise Conflict("another process uses this journal", field="journal") from error
         self._descriptor = descriptor
         whole = self.path.read_bytes().rfind(b"\n") + 1
         if whole != os.fstat(descriptor).st_size:

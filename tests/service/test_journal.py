@@ -27,7 +27,7 @@ from service.log.models import LogRow
 from service.sidecars.models import Sidecar
 from service.tenancy import changes as tenancy_changes
 from service.tenancy import store as tenancy
-from strongroom.errors import Corrupt, Misuse, Unavailable
+from strongroom.errors import Conflict, Corrupt, Misuse, Unavailable
 from strongroom.identity import ComponentId, ComponentKind, new_component_id
 from strongroom.log import InvalidationKind
 from tests.service.evidence import Evidence, new_signer, start
@@ -116,6 +116,16 @@ async def test_a_journal_that_others_may_read_is_refused(path: Path) -> None:
     path.chmod(0o600)
     await journal.open()
     await journal.close()
+
+
+async def test_a_second_process_does_not_get_the_journal(path: Path) -> None:
+    first, second = Journal(path), Journal(path)
+    await first.open()
+    with pytest.raises(Conflict):
+        await second.open()
+    await first.close()
+    await second.open()
+    await second.close()
 
 
 async def test_a_failed_append_leaves_no_half_line(
@@ -222,7 +232,10 @@ async def test_a_restored_database_destroys_again_what_it_had_forgotten(
         for row in rows:
             links.follow(chain.read(row.jws, evidence.verifier))
         assert [row.jws for row in rows] == await evidence.journal.lines()
-        assert await outcome_of(evidence.database, path, evidence.verifier) is Outcome.AGREED
+        verifier = evidence.verifier
+    reopened = open_database(restored, session_info(ring))
+    assert await outcome_of(reopened, path, verifier) is Outcome.AGREED
+    await reopened.close()
 
 
 async def test_a_lost_database_begins_a_new_epoch_after_the_journal(

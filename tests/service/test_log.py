@@ -15,6 +15,7 @@ import pytest
 import uvicorn
 
 from service.auth.actor import SYSTEM
+from service.auth.tokens import Role
 from service.db.session import Database
 from service.log import chain
 from service.log.stream import PAGE_ENTRIES, parse_event_id, stream
@@ -202,6 +203,23 @@ async def test_pages_continue_and_say_when_to_start_afresh(service: Service) -> 
     assert (await party.log(after=page.head_seq)).entries == []
     assert (await party.log(after=page.head_seq + 1)).restart
     assert (await party.log(epoch="0" * 32)).restart
+
+
+async def test_the_whole_log_is_for_the_installations_auditors_alone(service: Service) -> None:
+    tenant = await service.tenant()
+    auditor = service.party("aud", "", Role.AUDITOR)
+    answer = await auditor.get("/v1/log")
+    links = chain.Chain()
+    for jws in answer["entries"]:
+        links.follow(chain.read(jws, service.runtime.verifier))
+    assert links.head is not None
+    assert (links.head.seq, links.head.hash) == (answer["head_seq"], answer["head_hash"])
+    for party, status in (
+        (service.party("aud", tenant, Role.AUDITOR), 403),
+        (service.party("boss", tenant, Role.TENANT_ADMIN), 403),
+        (service.nobody, 401),
+    ):
+        assert (await party.ask("GET", "/v1/log")).status_code == status
 
 
 @asynccontextmanager
