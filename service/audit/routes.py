@@ -43,6 +43,7 @@ router = APIRouter(prefix="/v1/audit", tags=["audit"])
 
 _EXPORT_PAGE = 500
 _PAGE_MAX = 1000
+_SEQ_MAX = 2**63 - 1
 _SEQ_CURSOR = b"\x02"
 _NAMESPACE_CURSOR = b"\x03"
 Reader = Annotated[Actor, Depends(permitted(Permission.AUDIT_READ))]
@@ -290,6 +291,8 @@ async def _page(
     after = None
     if paging.cursor is not None:
         after = int.from_bytes(_decode(_SEQ_CURSOR, paging.cursor, 8))
+        if after > _SEQ_MAX:
+            raise Misuse("this cursor was not given out by a listing", field="cursor")
     async with runtime.sessions() as session:
         found = await questions.events(
             session, conditions, after, paging.limit, newest_first=paging.newest_first

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -16,6 +17,9 @@ from strongroom.errors import Unavailable
 from strongroom.grant import GrantClaims
 from strongroom.identity import ComponentId
 from strongroom.log import InvalidationKind, LogEntry, LogHead
+
+SEQ_MAX: Final = 2**31 - 1
+"""What the column holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +104,7 @@ async def page(session: AsyncSession, epoch: str, after: int, limit: int) -> Seq
     """Up to `limit` entries of `epoch` with a seq above `after`, in order."""
     rows = await session.execute(
         select(LogRow.position, LogRow.epoch, LogRow.seq, LogRow.jws)
-        .where(LogRow.epoch == epoch, LogRow.seq > after)
+        .where(LogRow.epoch == epoch, LogRow.seq > min(after, SEQ_MAX))
         .order_by(LogRow.seq)
         .limit(limit)
     )

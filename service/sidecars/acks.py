@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Final
 
-from sqlalchemy import Select, select, update
+from sqlalchemy import Select, case, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from service.db.base import now
@@ -53,7 +53,12 @@ async def _fenced(session: AsyncSession, sidecar: str, ack: AckRequest) -> None:
         update(Sidecar)
         .where(Sidecar.id == sidecar)
         .where((Sidecar.fenced_seq < ack.seq) | (Sidecar.epoch != ack.epoch))
-        .values(epoch=ack.epoch, fenced_seq=ack.seq, applied_seq=ack.seq)
+        .values(
+            epoch=ack.epoch,
+            fenced_seq=ack.seq,
+            applied_seq=ack.seq,
+            reclaimed_seq=case((Sidecar.epoch == ack.epoch, Sidecar.reclaimed_seq), else_=0),
+        )
         .execution_options(synchronize_session=False)
     )
     await session.execute(
@@ -75,7 +80,9 @@ async def _fenced(session: AsyncSession, sidecar: str, ack: AckRequest) -> None:
 
 
 async def _reclaimed(session: AsyncSession, sidecar: str, ack: AckRequest) -> None:
-    before = await session.scalar(select(Sidecar.reclaimed_seq).where(Sidecar.id == sidecar))
+    before = await session.scalar(
+        select(Sidecar.reclaimed_seq).where(Sidecar.id == sidecar, Sidecar.epoch == ack.epoch)
+    )
     await session.execute(
         update(Sidecar)
         .where(Sidecar.id == sidecar, Sidecar.reclaimed_seq < ack.seq)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
-from sqlalchemy import Select, delete, or_, select, update
+from sqlalchemy import Select, case, delete, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from policy.signing import decode_base64url
@@ -176,7 +176,15 @@ async def next_lease(session: AsyncSession, sidecar: str, epoch: str, applied_se
     number = await session.scalar(
         update(Sidecar)
         .where(Sidecar.id == sidecar, Sidecar.revoked_at.is_(None))
-        .values(leases=Sidecar.leases + 1, leased_at=now(), epoch=epoch, applied_seq=applied_seq)
+        .values(
+            leases=Sidecar.leases + 1,
+            leased_at=now(),
+            epoch=epoch,
+            applied_seq=applied_seq,
+            # What was done about another epoch's entries says nothing about this one's.
+            fenced_seq=case((Sidecar.epoch == epoch, Sidecar.fenced_seq), else_=0),
+            reclaimed_seq=case((Sidecar.epoch == epoch, Sidecar.reclaimed_seq), else_=0),
+        )
         .returning(Sidecar.leases)
         .execution_options(synchronize_session=False)
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import replace
 from typing import Any
@@ -158,6 +159,21 @@ async def test_a_serving_lease_says_where_the_log_stands(service: Service) -> No
     assert claims.hash == entries[-1].hash()
     lease_ms = service.runtime.settings.serving_lease_s * 1000
     assert 0.99 * lease_ms <= claims.lease_ms < lease_ms
+
+
+async def test_a_serving_lease_never_overtakes_a_revocation_that_is_being_committed(
+    service: Service,
+) -> None:
+    """Else it would count for a lease after the revocation, which did not wait for it."""
+    party = await enrolled(service)
+    async with asyncio.TaskGroup() as tasks:
+        async with service.runtime.changes.begin(SYSTEM) as change:
+            entry = await change.invalidate(kind=InvalidationKind.COMPONENTS)
+            asking = tasks.create_task(party.serving_lease())
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(asking), 0.3)
+        claims = await asking
+    assert claims.seq == entry.seq
 
 
 async def test_the_right_sidecar_opens_a_key_lease_for_exactly_the_grants_namespaces(
