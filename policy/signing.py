@@ -27,6 +27,10 @@ from strongroom.errors import Misuse, Refused
 ALGORITHM = "Ed25519"
 JWS_BYTES_MAX = 1024 * 1024
 _HEADER_FIELDS = frozenset(("alg", "typ", "kid"))
+_registry = jws.JWSRegistry(algorithms=[ALGORITHM])
+# The library signs a payload of any length, and by itself verifies up to 96 KB only: a log entry
+# that retires three thousand components would be signed and then stop every sidecar.
+_registry.max_payload_length = JWS_BYTES_MAX
 
 
 def encode_base64url(raw: bytes) -> str:
@@ -62,9 +66,15 @@ class Signer:
         return f"Signer(kid={self.kid!r})"
 
     def sign(self, typ: str, payload: bytes) -> str:
-        """A compact JWS of type `typ` over `payload`."""
+        """A compact JWS of type `typ` over `payload`.
+
+        Raises `Misuse` for one that is longer than any `Verifier` accepts.
+        """
         header = {"alg": ALGORITHM, "typ": typ, "kid": self.kid}
-        return jws.serialize_compact(header, payload, self._key, algorithms=[ALGORITHM])
+        token = jws.serialize_compact(header, payload, self._key, registry=_registry)
+        if len(token) > JWS_BYTES_MAX:
+            raise Misuse("the message is too large to be signed", field=typ, limit=JWS_BYTES_MAX)
+        return token
 
 
 class Verifier:
@@ -91,12 +101,12 @@ class Verifier:
     def _verify(self, typ: str, token: str) -> bytes:
         if len(token) > JWS_BYTES_MAX:
             raise ValueError("token too long")
-        header: Any = jws.extract_compact(token.encode()).headers()
+        header: Any = jws.extract_compact(token.encode(), registry=_registry).headers()
         # The library takes any JSON that contains "alg", even a list, for a header.
         if not isinstance(header, dict) or not set(header) <= _HEADER_FIELDS:
             raise ValueError("unexpected header")
         if header.get("typ") != typ:
             raise ValueError("unexpected header")
         key = self._keys[header["kid"]]
-        verified = jws.deserialize_compact(token, key, algorithms=[ALGORITHM])
+        verified = jws.deserialize_compact(token, key, registry=_registry)
         return verified.payload

@@ -18,7 +18,7 @@ from strongroom.control import Typ
 from strongroom.errors import Misuse, Refused
 from strongroom.grant import GRANT_AUDIENCE, EngineDigests, GrantClaims, GrantedSpan, Operation
 from strongroom.identity import ComponentId, NamespaceId
-from strongroom.limits import GRANT_BYTES_MAX, GRANT_LIFE_S_MAX
+from strongroom.limits import GRANT_BYTES_MAX, GRANT_LIFE_S_MAX, LABELS_MAX, SPANS_MAX
 
 NOW = 1_800_000_000
 SIGNER = Signer(Ed25519PrivateKey.from_private_bytes(b"s" * 32))
@@ -72,6 +72,15 @@ def test_a_minted_grant_verifies_to_the_same_claims() -> None:
     assert check(mint(CLAIMS, SIGNER)) == CLAIMS
 
 
+def test_a_grant_with_as_many_spans_and_labels_as_there_may_be_verifies() -> None:
+    spans = tuple(
+        GrantedSpan(number + 1, NamespaceId(f"{number:064x}"), (component(100 + number),))
+        for number in range(SPANS_MAX)
+    )
+    claims = change(spans=spans, prompt_tokens=SPANS_MAX)
+    assert check(mint(claims, SIGNER)) == claims
+
+
 def test_components_accumulate_along_the_spans() -> None:
     assert CLAIMS.components(0) == tuple(component(number) for number in (1, 2, 3, 4, 5, 6))
     assert CLAIMS.components(1) == tuple(component(number) for number in range(1, 9))
@@ -118,6 +127,19 @@ REFUSED: dict[str, str] = {
     ),
     "nested very deep": signed(b"[" * 100_000),
     "too large": signed(b" " * (GRANT_BYTES_MAX + 1)),
+    "a text for a number": signed(msgspec.json.encode(CLAIMS).replace(b'"seq":9', b'"seq":"9"')),
+    "valid but for its size": signed(msgspec.json.encode(CLAIMS) + b" " * GRANT_BYTES_MAX),
+    "too many labels": signed(
+        change(
+            spans=(
+                GrantedSpan(
+                    5,
+                    NamespaceId("a" * 64),
+                    tuple(component(number) for number in range(LABELS_MAX + 1)),
+                ),
+            )
+        )
+    ),
     "empty": "",
     "not a token": "a.b.c",
     "two parts": "a.b",
@@ -169,6 +191,31 @@ def test_a_key_brought_along_in_the_header_is_not_believed() -> None:
         signature = b64(key.sign(f"{encoded}.{payload}".encode()))
         with pytest.raises(Refused):
             check(f"{encoded}.{payload}.{signature}")
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"jku": "https://elsewhere.example/keys"},
+        {"crit": ["exp"], "exp": NOW},
+        {"b64": True},
+        {"cty": "JWT"},
+        {"zip": "DEF"},
+    ],
+    ids=str,
+)
+def test_our_own_signature_under_a_header_with_more_in_it_is_refused(extra: dict[str, Any]) -> None:
+    payload = b64(msgspec.json.encode(CLAIMS))
+    key = Ed25519PrivateKey.from_private_bytes(b"s" * 32)
+    for header, good in (({}, True), (extra, False)):
+        whole = {"alg": "Ed25519", "typ": Typ.GRANT, "kid": SIGNER.kid} | header
+        encoded = b64(json.dumps(whole).encode())
+        token = f"{encoded}.{payload}.{b64(key.sign(f'{encoded}.{payload}'.encode()))}"
+        if good:
+            assert check(token) == CLAIMS
+        else:
+            with pytest.raises(Refused):
+                check(token)
 
 
 @given(st.integers(0, 10_000), st.integers(1, 255))

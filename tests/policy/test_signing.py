@@ -9,7 +9,14 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policy.signing import Signer, Verifier, decode_base64url, encode_base64url, key_id
+from policy.signing import (
+    JWS_BYTES_MAX,
+    Signer,
+    Verifier,
+    decode_base64url,
+    encode_base64url,
+    key_id,
+)
 from strongroom.control import Typ
 from strongroom.errors import Misuse, Refused
 
@@ -92,3 +99,23 @@ def test_any_json_for_a_header_is_refused(value: object) -> None:
     header = encode_base64url(json.dumps(value).encode())
     with pytest.raises(Refused):
         verifier.verify("t", f"{header}.e30.{'A' * 86}")
+
+
+@pytest.mark.parametrize("length", [0, 95_999, 96_001, 500_000, 780_000])
+def test_whatever_can_be_signed_verifies(length: int) -> None:
+    verifier = Verifier({SIGNER.kid: SIGNER.public_key})
+    assert verifier.verify(Typ.LOG, SIGNER.sign(Typ.LOG, b"x" * length)) == b"x" * length
+
+
+def test_a_message_that_is_too_long_is_neither_signed_nor_verified() -> None:
+    with pytest.raises(Misuse) as caught:
+        SIGNER.sign(Typ.LOG, b"x" * JWS_BYTES_MAX)
+    assert caught.value.limit == JWS_BYTES_MAX
+    header = encode_base64url(
+        json.dumps({"alg": "Ed25519", "typ": Typ.LOG, "kid": SIGNER.kid}).encode()
+    )
+    signing_input = f"{header}.{encode_base64url(b'x' * (JWS_BYTES_MAX * 3 // 4))}"
+    key = Ed25519PrivateKey.from_private_bytes(b"s" * 32)
+    signature = encode_base64url(key.sign(signing_input.encode()))
+    with pytest.raises(Refused):
+        Verifier({SIGNER.kid: SIGNER.public_key}).verify(Typ.LOG, f"{signing_input}.{signature}")

@@ -22,8 +22,21 @@ from strongroom.derivation import (
 from strongroom.identity import NO_ADAPTER, CacheIdentity, ComponentId, LabelSet
 from strongroom.kvformat import KVFormat, Layout
 from strongroom.log import InvalidationKind, LogEntry, genesis
-from strongroom.wire.frames import Ping
-from strongroom.wire.framing import decode_engine_frame, encode_frame
+from strongroom.wire.frames import (
+    Digests,
+    Failure,
+    Hello,
+    KVFormatFields,
+    LayoutFields,
+    Open,
+    Part,
+    Ping,
+    SidecarFrame,
+    Slot,
+    Slots,
+    Verdict,
+)
+from strongroom.wire.framing import decode_engine_frame, decode_sidecar_frame, encode_frame
 
 SCRIPT = Path(__file__).parents[1] / "vectors" / "make_vectors.py"
 GOLDEN = SCRIPT.with_name("vectors.json")
@@ -132,6 +145,32 @@ def test_a_log_entry_hashes_to_the_golden_bytes(golden: Any) -> None:
     assert entry.hash() == golden["log_entry_hash"]
 
 
-def test_a_frame_has_the_golden_bytes(golden: Any) -> None:
-    assert encode_frame(Ping(5)).hex() == golden["frame_ping"]
-    assert decode_engine_frame(bytes.fromhex(golden["frame_ping"])[4:]) == Ping(5)
+HELLO = Hello(
+    version=1,
+    engine="engine-0",
+    role="worker",
+    token="t" * 43,
+    digests=Digests("aa" * 32, "bb" * 32, "cc" * 32),
+    format=KVFormatFields("float32", "none", 30, 3, 64, "gqa", "default:100000"),
+    layout=LayoutFields("vllm-cpu-packed", "vec", 32, (49152, 49152), 2, 1, 1, 0),
+)
+
+
+def test_frames_have_the_golden_bytes(golden: Any) -> None:
+    packed = pack_tokens(golden["tokens"])
+    opened = Open("r-1", "a.b.c", golden["engine_salt"], packed, "none", b"image:" + bytes(8))
+    for name, sent in (("ping", Ping(5)), ("hello", HELLO), ("open", opened)):
+        raw = golden[f"frame_{name}"]
+        assert encode_frame(sent).hex() == raw
+        assert decode_engine_frame(bytes.fromhex(raw)[4:]) == sent
+    answers: dict[str, SidecarFrame] = {
+        "verdict": Verdict("r-1", allowed=True, tokens=1696, save=False),
+        "part": Part(7, 0, 256, 1 << 20, (1 << 40) + 1),
+        "slots": Slots(9, (Slot(0, 256, 0), Slot(256, 288, 4096))),
+        "failure": Failure("protocol", "frame too large", "frame", 1 << 23),
+        "failure_bare": Failure("refused", "no"),
+    }
+    for name, answer in answers.items():
+        raw = golden[f"frame_{name}"]
+        assert encode_frame(answer).hex() == raw
+        assert decode_sidecar_frame(bytes.fromhex(raw)[4:]) == answer

@@ -98,6 +98,37 @@ def expand(prk: bytes, info: bytes, length: int) -> bytes:
     return okm[:length]
 
 
+# Section 7: frames. msgpack by hand, as its specification has it: big-endian, shortest form
+
+
+def packed_value(value: object) -> bytes:
+    if value is None:
+        return b"\xc0"
+    if isinstance(value, bool):
+        return b"\xc3" if value else b"\xc2"
+    if isinstance(value, int):
+        if value < 128:
+            return value.to_bytes(1, "big")
+        for form, width in ((0xCC, 1), (0xCD, 2), (0xCE, 4), (0xCF, 8)):
+            if value < 1 << 8 * width:
+                return bytes([form]) + value.to_bytes(width, "big")
+    if isinstance(value, bytes):
+        return b"\xc4" + len(value).to_bytes(1, "big") + value
+    if isinstance(value, str):
+        raw = value.encode()
+        return (bytes([0xA0 | len(raw)]) if len(raw) < 32 else bytes([0xD9, len(raw)])) + raw
+    if isinstance(value, list):
+        return bytes([0x90 | len(value)]) + b"".join(packed_value(each) for each in value)
+    assert isinstance(value, dict)
+    body = b"".join(packed_value(name) + packed_value(each) for name, each in value.items())
+    return bytes([0x80 | len(value)]) + body
+
+
+def frame(kind: str, **fields: object) -> str:
+    body = packed_value({"type": kind, **fields})
+    return (u32(len(body)) + body).hex()
+
+
 def main() -> None:
     plain = identity(None, [], GROUPS[:1])
     full = identity(ADAPTER, DOCUMENTS, GROUPS)
@@ -141,9 +172,6 @@ def main() -> None:
     }
     payload = json.dumps(entry, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
-    # msgpack by hand: {"type": "ping", "number": 5}
-    ping = bytes([0x82]) + b"\xa4type" + b"\xa4ping" + b"\xa6number" + bytes([5])
-
     json.dump(
         {
             "identity_plain": plain.hex(),
@@ -170,7 +198,61 @@ def main() -> None:
             "block_commitment": okm[32:].hex(),
             "log_genesis": entry["prev"],
             "log_entry_hash": hashlib.sha256(payload).hexdigest(),
-            "frame_ping": (u32(len(ping)) + ping).hex(),
+            "frame_ping": frame("ping", number=5),
+            "frame_hello": frame(
+                "hello",
+                version=1,
+                engine="engine-0",
+                role="worker",
+                token="t" * 43,
+                digests={"model": "aa" * 32, "tokenizer": "bb" * 32, "template": "cc" * 32},
+                format={
+                    "dtype": "float32",
+                    "quantization": "none",
+                    "layers": 30,
+                    "kv_heads": 3,
+                    "head_size": 64,
+                    "attention": "gqa",
+                    "rope": "default:100000",
+                },
+                layout={
+                    "order": "vllm-cpu-packed",
+                    "isa": "vec",
+                    "page_tokens": 32,
+                    "page_bytes": [49152, 49152],
+                    "tp_size": 2,
+                    "tp_rank": 1,
+                    "pp_size": 1,
+                    "pp_rank": 0,
+                },
+            ),
+            "frame_open": frame(
+                "open",
+                request="r-1",
+                grant="a.b.c",
+                salt=salt,
+                tokens=packed,
+                adapter="none",
+                extras=b"image:" + bytes(8),
+            ),
+            "frame_verdict": frame("verdict", request="r-1", allowed=True, tokens=1696, save=False),
+            "frame_part": frame(
+                "part", load=7, start=0, end=256, offset=1 << 20, deadline_ns=(1 << 40) + 1
+            ),
+            "frame_slots": frame(
+                "slots",
+                save=9,
+                slots=[
+                    {"start": 0, "end": 256, "offset": 0},
+                    {"start": 256, "end": 288, "offset": 4096},
+                ],
+            ),
+            "frame_failure": frame(
+                "failure", code="protocol", message="frame too large", field="frame", limit=1 << 23
+            ),
+            "frame_failure_bare": frame(
+                "failure", code="refused", message="no", field=None, limit=None
+            ),
         },
         sys.stdout,
         indent=1,
