@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import tempfile
 import time
 from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
 from rich.console import Console
 
@@ -17,6 +20,12 @@ from cli.demo.scenario import Scenario
 from strongroom.errors import StrongroomError
 
 
+def _stop(number: int, frame: FrameType | None) -> NoReturn:
+    """Leave through every `finally`, so that no process is left behind."""
+    del frame
+    raise SystemExit(128 + number)
+
+
 def run_demo(engine_python: Path, model: Path, out: Path, console: Console) -> bool:
     """Every step, in a fresh state folder; whether all of them passed.
 
@@ -25,6 +34,7 @@ def run_demo(engine_python: Path, model: Path, out: Path, console: Console) -> b
     state = Path(tempfile.mkdtemp(prefix="strongroom-demo-"))
     report = Report(console)
     started = time.monotonic()
+    previous = signal.signal(signal.SIGTERM, _stop)
     try:
         with open_house(Options(engine_python, model, state), console) as house:
             console.print("starting service, sidecar and vLLM (about half a minute) ...")
@@ -39,6 +49,8 @@ def run_demo(engine_python: Path, model: Path, out: Path, console: Console) -> b
             report.figures["processes"] = house.process_ids()
     except (DemoFailure, StrongroomError) as failure:
         report.step("the demo runs to its end", passed=False, seen=str(failure))
+    finally:
+        signal.signal(signal.SIGTERM, previous)
     report.figures["seconds"] = round(time.monotonic() - started, 1)
     report.write(out)
     report.show()

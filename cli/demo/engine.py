@@ -58,6 +58,9 @@ def start(running: Processes, config: EngineConfig, base_env: dict[str, str]) ->
             "socket": str(config.socket),
             "token_file": str(config.token_file),
             "engine": config.name,
+            # The demo may share its two cores with others: wait longer than the default 0.2 s
+            # for a verdict, since a miss costs a whole prefill.
+            "lookup_deadline_s": 3.0,
         },
     }
     command = [

@@ -10,6 +10,7 @@ import base64
 import hashlib
 import json
 import shutil
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -17,12 +18,12 @@ from typing import Final
 from cli.demo import prompts
 from cli.demo.engine import PAGE_TOKENS, Answer
 from cli.demo.house import House
+from cli.demo.processes import DemoFailure
 from cli.demo.report import Report
 from cli.demo.world import Grant, Part, Subject
 
 SPEEDUP_MIN: Final = 10.0
-VAULT: Final = 3
-OTHER_VAULT: Final = 11
+SERVED_WITHIN_S: Final = 30.0
 
 
 class Scenario:
@@ -32,12 +33,12 @@ class Scenario:
         self._house = house
         self._report = report
         self._world = house.world
-        self._register = prompts.document()
+        self._handbook = prompts.document()
         engine = house.engine
         self._system = engine.tokenize(prompts.SYSTEM)
-        self._document = engine.tokenize(self._register)
-        self._question = engine.tokenize(prompts.question(VAULT))
-        self._other_question = engine.tokenize(prompts.question(OTHER_VAULT))
+        self._document = engine.tokenize(self._handbook)
+        self._question = engine.tokenize(prompts.KEEPER.text)
+        self._other_question = engine.tokenize(prompts.STONE.text)
         self._tokens = self._system + self._document + self._question
         self._system_end = len(self._system)
         self._document_end = self._system_end + len(self._document)
@@ -60,13 +61,13 @@ class Scenario:
     def _people(self) -> None:
         world = self._world
         self._acme = self._house.acme
-        self._vault_group = world.group(self._acme, "vault-clerks")
-        self._alice = world.subject(self._acme, "alice", [self._vault_group])
-        self._carol = world.subject(self._acme, "carol", [self._vault_group])
+        self._clerks = world.group(self._acme, "clerks")
+        self._alice = world.subject(self._acme, "alice", [self._clerks])
+        self._carol = world.subject(self._acme, "carol", [self._clerks])
         self._eve = world.subject(self._acme, "eve")
         self._mallory = world.subject(self._house.globex, "mallory")
         self._version = world.document(
-            self._acme, "vault-register", self._vault_group, _text_digest(self._register)
+            self._acme, "town-handbook", self._clerks, _text_digest(self._handbook)
         )
 
     def _parts(self, end: int, document: str | None = None) -> list[Part]:
@@ -88,6 +89,22 @@ class Scenario:
         tokens = self._tokens if tokens is None else tokens
         return self._house.engine.complete(tokens, grant=grant.token, salt=grant.salt)
 
+    def _until_served(self) -> None:
+        """Wait until the engine and a restarted sidecar have found each other.
+
+        A prompt of the shared system text alone tells: it is saved by the first request that is
+        served, and hit by the next.
+        """
+        tokens = self._system + self._question
+        parts: list[Part] = [(len(tokens), {"group": "everyone"})]
+        deadline = time.monotonic() + SERVED_WITHIN_S
+        while time.monotonic() < deadline:
+            grant = self._world.grant(self._alice, self._house.artefacts, tokens, parts)
+            if self._ask(grant, tokens).cached_tokens:
+                return
+            time.sleep(0.2)
+        raise DemoFailure("the engine did not come back to the restarted sidecar")
+
     # Speed and exactness
 
     def _cold_and_restored(self) -> None:
@@ -98,7 +115,7 @@ class Scenario:
         cold = self._ask(self._grant(self._alice))
         report.step(
             "cold prefill computes everything and answers right",
-            cold.cached_tokens == 0 and prompts.expected(VAULT) in cold.text,
+            cold.cached_tokens == 0 and prompts.KEEPER.expected in cold.text,
             f"TTFT {cold.ttft_s:.3f} s, {count} tokens: {cold.text.strip()!r}",
         )
         saved = house.wait_saved(restorable)
@@ -148,7 +165,7 @@ class Scenario:
         copyists = world.group(self._house.globex, "copyists")
         copyist = world.subject(self._house.globex, "colin", [copyists])
         own_copy = world.document(
-            self._house.globex, "copy-of-register", copyists, _text_digest(self._register)
+            self._house.globex, "copy-of-handbook", copyists, _text_digest(self._handbook)
         )
         copied = world.grant(
             copyist, foreign, self._tokens, self._parts(len(self._tokens), own_copy)
@@ -221,7 +238,7 @@ class Scenario:
         self._report.step(
             "another member of the group reuses the document, with a question of her own",
             carol.cached_tokens == _whole_pages(self._document_end)
-            and prompts.expected(OTHER_VAULT) in carol.text,
+            and prompts.STONE.expected in carol.text,
             f"{carol.cached_tokens} tokens: {carol.text.strip()!r}",
         )
 
@@ -232,6 +249,7 @@ class Scenario:
         old = self._grant(self._alice)
         before = self._ask(old).cached_tokens
         aside = house.copy_nvme_aside("before-document")
+        self._until_served()
         certificate, path = house.revoke("document_version", self._version, "contract ended")
         fresh = self._ask(self._grant(self._alice))
         stale = self._ask(old)
@@ -243,9 +261,10 @@ class Scenario:
             f"(the shared system prompt), {stale.cached_tokens} with the old one",
         )
         house.put_nvme_back(aside)
+        self._until_served()
         replayed = self._ask(old).cached_tokens
         again = self._world.document(
-            self._acme, "vault-register-2", self._vault_group, _text_digest(self._register)
+            self._acme, "town-handbook-again", self._clerks, _text_digest(self._handbook)
         )
         renewed = self._ask(self._grant(self._alice, document=again)).cached_tokens
         opened = replayed + max(0, renewed - self._shared_pages)
@@ -269,10 +288,12 @@ class Scenario:
         house.wait_saved(_whole_pages(len(self._tokens) - 1))
         before = self._ask(old).cached_tokens
         aside = house.copy_nvme_aside("before-upgrade")
+        self._until_served()
         house.upgrade_model("2")
         fresh = self._ask(self._grant(self._alice)).cached_tokens
         stale = self._ask(old).cached_tokens
         house.put_nvme_back(aside)
+        self._until_served()
         replayed = self._ask(old).cached_tokens
         hits = fresh + stale + replayed
         self._report.figures["upgraded_model_hits"] = hits
@@ -284,7 +305,7 @@ class Scenario:
         )
 
     def _remove_subject(self) -> None:
-        dave = self._world.subject(self._acme, "dave", [self._vault_group])
+        dave = self._world.subject(self._acme, "dave", [self._clerks])
         first = self._grant(dave)
         self._ask(first)
         before = self._ask(first).cached_tokens
