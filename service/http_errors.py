@@ -33,6 +33,8 @@ from strongroom.errors import (
     Unavailable,
 )
 
+_DATA_EXCEPTION: Final = "22"
+"""The class of SQLSTATE for values that cannot be stored, such as text with a NUL."""
 MEDIA_TYPE: Final = "application/problem+json"
 _log = logging.getLogger("strongroom.service")
 
@@ -175,7 +177,8 @@ async def _on_database(request: Request, error: Exception) -> JSONResponse:
     if isinstance(error, IntegrityError):
         # Repositories turn the conflicts that they foresee into their own; this is a race.
         return problem(HTTPStatus.CONFLICT, Conflict.code, "this was changed by another request")
-    if isinstance(error, DataError):
+    state = getattr(getattr(error, "orig", None), "sqlstate", None) or ""
+    if isinstance(error, DataError) or state.startswith(_DATA_EXCEPTION):
         return problem(HTTPStatus.UNPROCESSABLE_ENTITY, Misuse.code, "a value cannot be stored")
     _log.error("%s %s: database error", request.method, request.url.path, exc_info=error)
     return problem(HTTPStatus.SERVICE_UNAVAILABLE, Unavailable.code, "the database does not answer")
