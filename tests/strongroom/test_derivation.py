@@ -106,7 +106,16 @@ def test_every_writing_of_a_block_has_a_key_of_its_own() -> None:
     assert len(keys) == 50
     one = block_key(b"d" * 32, b"b" * 32, bytes(16))
     assert one.key != one.commitment
-    assert one.key.hex() not in repr(one)
+
+
+def test_keys_do_not_show_in_what_is_printed() -> None:
+    block = block_key(b"d" * 32, b"b" * 32, bytes(16))
+    names = namespace_keys(b"n" * 32, b"f" * 32)
+    shown = f"{block} {block!r} {names} {names!r}"
+    for secret in (block.key, block.commitment, names.lookup, names.data):
+        # As hexadecimal, and as Python writes bytes.
+        assert secret.hex() not in shown
+        assert repr(secret) not in shown
 
 
 @pytest.mark.parametrize(
