@@ -62,6 +62,7 @@ def serve(
 
     with told_errors(), startup_errors():
         processes.check_listen(host, beyond_loopback=listen_beyond_loopback)
+        processes.keep_private()
         processes.log_to_stderr()
         settings = processes.service_settings(state, host, port, database_url)
         processes.serve(settings, console)
@@ -96,6 +97,7 @@ def sidecar(
     from cli.api import read_token  # noqa: PLC0415
 
     with told_errors(), startup_errors():
+        processes.keep_private()
         processes.log_to_stderr()
         tokens = socket.parent / "engines"
         for name in engine or ["engine"]:
@@ -122,6 +124,7 @@ def up(state: State = DEFAULT_STATE, port: Port = 8420) -> None:
     from cli import serve as processes  # noqa: PLC0415
 
     with told_errors(), startup_errors():
+        processes.keep_private()
         processes.log_to_stderr()
         place = processes.Embedded(state)
         settings = processes.service_settings(place.service, "127.0.0.1", port, None)
@@ -283,9 +286,24 @@ def startup_errors() -> Iterator[None]:
     """An address in use and the like, without a traceback."""
     try:
         yield
-    except OSError as error:
-        console.print(f"strongroom: {error.strerror or error}", style="red", markup=False)
-        raise typer.Exit(7) from error
+    except BaseExceptionGroup as group:
+        error = _first(group)  # what a task group carried out: the first says it all
+        if not isinstance(error, OSError):
+            raise error from group
+    except OSError as alone:
+        error = alone
+    else:
+        return
+    console.print(f"strongroom: {error.strerror or error}", style="red", markup=False)
+    raise typer.Exit(7) from error
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first error in a tree of groups."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ import os
 import secrets
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -113,6 +113,11 @@ def service_settings(
     return read_settings(**values)
 
 
+def keep_private() -> None:
+    """Whatever this process creates is its owner's alone, the database's files included."""
+    os.umask(0o077)
+
+
 def prepare_service(settings: ServiceSettings, console: Console) -> Path:
     """Migrate the database and write the operator's token; returns the token's file."""
     private_folder(settings.state_directory)
@@ -130,8 +135,8 @@ def prepare_service(settings: ServiceSettings, console: Console) -> Path:
 def serve(settings: ServiceSettings, console: Console) -> None:
     """Run the service until it is told to stop."""
     prepare_service(settings, console)
-    console.print(f"service on http://{settings.host}:{settings.port}", highlight=False)
-    _server(settings).run()
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(_serve(settings, console))
 
 
 def run_sidecar(settings: SidecarSettings, console: Console) -> None:
@@ -163,39 +168,71 @@ async def _until_stopped(settings: SidecarSettings) -> None:
         await stop.wait()
 
 
+async def _serve(settings: ServiceSettings, console: Console) -> None:
+    async with _listening(settings) as (server, listening):
+        console.print(f"service on {_url(listening)}", highlight=False)
+        await server.serve([listening])
+
+
 async def _up(settings: ServiceSettings, place: Embedded, console: Console) -> None:
-    server = _server(settings)
-    async with asyncio.TaskGroup() as tasks:
-        serving = tasks.create_task(server.serve(), name="service")
-        listening = tasks.create_task(server.listening.wait(), name="listening")
-        await asyncio.wait((serving, listening), return_when=asyncio.FIRST_COMPLETED)
-        if serving.done():
-            listening.cancel()
-            return
-        token = await _join_token(settings, place)
+    async with _listening(settings) as (server, listening), asyncio.TaskGroup() as tasks:
+        url = _url(listening)
+        serving = tasks.create_task(server.serve([listening]), name="service")
+        await server.answering.wait()
         values: dict[str, object] = {
             "state_directory": place.sidecar,
             "socket_path": place.socket,
             "engine_tokens": place.engine_tokens,
             "nvme_path": place.nvme,
-            "service_url": f"http://{settings.host}:{settings.port}",
+            "service_url": url,
             "name": "embedded",
-            "join_token": token,
+            "join_token": await _join_token(settings, place, url),
         }
         engine_token(place.engine_tokens, EMBEDDED_ENGINE)
-        async with running(sidecar_settings(**values)):
-            _say_how_to_connect(place, console)
-            await serving
+        try:
+            async with running(sidecar_settings(**values)):
+                console.print(f"service on {url}", highlight=False)
+                _say_how_to_connect(place, console)
+                await serving
+        finally:
+            server.should_exit = True
 
 
-async def _join_token(settings: ServiceSettings, place: Embedded) -> str | None:
+@contextlib.asynccontextmanager
+async def _listening(
+    settings: ServiceSettings,
+) -> AsyncIterator[tuple[_Server, socket.socket]]:
+    """The application, started, and a bound socket for it.
+
+    uvicorn would turn an error of either into a log line and an exit code of its own; here both
+    reach the command line as what they are.
+    """
+    app = create_app(settings)
+    async with app.router.lifespan_context(app):
+        with socket.create_server((settings.host, settings.port)) as listening:
+            config = uvicorn.Config(
+                app,
+                lifespan="off",
+                log_level="warning",
+                access_log=False,  # paths hold tenants' ids; the audit is the record of access
+                timeout_graceful_shutdown=5,
+            )
+            yield _Server(config), listening
+
+
+def _url(listening: socket.socket) -> str:
+    host, port = listening.getsockname()[:2]
+    return f"http://{host}:{port}"
+
+
+async def _join_token(settings: ServiceSettings, place: Embedded, service: str) -> str | None:
     """A join token for the first start; None once the sidecar has enrolled."""
     if (place.sidecar / "enrolment.json").exists():
         return None
     import httpx  # noqa: PLC0415 - only the first start needs a client
 
     operator = (settings.state_directory / TOKEN_FILE).read_text()
-    url = f"http://{settings.host}:{settings.port}/v1/sidecars/join-tokens"
+    url = f"{service}/v1/sidecars/join-tokens"
     async with httpx.AsyncClient(headers={"Authorization": f"Bearer {operator}"}) as client:
         answer = await client.post(url, json={"name": "embedded"})
         answer.raise_for_status()
@@ -222,29 +259,16 @@ def _say_how_to_connect(place: Embedded, console: Console) -> None:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, saying when it listens."""
+    """uvicorn, saying when it answers."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
-        self.listening = asyncio.Event()
+        self.answering = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
-            self.listening.set()
-
-
-def _server(settings: ServiceSettings) -> _Server:
-    return _Server(
-        uvicorn.Config(
-            create_app(settings),
-            host=settings.host,
-            port=settings.port,
-            log_level="warning",
-            access_log=False,  # paths hold tenants' ids; the audit is the record of access
-            timeout_graceful_shutdown=5,
-        )
-    )
+            self.answering.set()
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
