@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from storage.block import BlockContext
 from storage.envelope import Opener, Sealer, nonce, segment_aad
 from storage.header import (
     HEADER_BYTES,
@@ -28,7 +30,7 @@ from storage.header import (
     write_placement,
 )
 from storage.memory import aligned
-from strongroom.derivation import block_key
+from strongroom.derivation import NamespaceKeys, block_key
 from strongroom.errors import Corrupt, Missing, Misuse
 from tests.storage.support import (
     CANARY,
@@ -67,7 +69,7 @@ FIELDS = {
 }
 
 
-def open_all(record, wanted, keys=KEYS):
+def open_all(record: memoryview, wanted: BlockContext, keys: NamespaceKeys = KEYS) -> memoryview:
     out = memoryview(bytearray(b"\xaa" * wanted.plaintext_bytes))
     opener = Opener.begin(read_header(record), wanted, keys.data)
     try:
@@ -84,7 +86,9 @@ def open_all(record, wanted, keys=KEYS):
     rank=st.integers(0, 2**32 - 1),
     sequence=st.integers(0, 2**64 - 1),
 )
-def test_any_block_comes_back_as_it_went_in(segments, rank, sequence):
+def test_any_block_comes_back_as_it_went_in(
+    segments: tuple[int, ...], rank: int, sequence: int
+) -> None:
     wanted = context(segments=segments, rank=rank)
     header, record = sealed(wanted, sequence=sequence)
     assert read_header(record) == header
@@ -92,12 +96,12 @@ def test_any_block_comes_back_as_it_went_in(segments, rank, sequence):
     check_tail(record[:HEADER_BYTES], record[-TAIL_BYTES:])
 
 
-def test_the_record_holds_no_plaintext():
+def test_the_record_holds_no_plaintext() -> None:
     _, record = sealed(context())
     assert CANARY not in bytes(record)
 
 
-def test_a_segment_is_plain_aes_256_gcm_under_the_block_key_with_the_documented_aad():
+def test_a_segment_is_plain_aes_256_gcm_under_the_block_key_with_the_documented_aad() -> None:
     wanted = context()
     header, record = sealed(wanted)
     key = block_key(KEYS.data, wanted.block, header.salt)
@@ -108,7 +112,7 @@ def test_a_segment_is_plain_aes_256_gcm_under_the_block_key_with_the_documented_
         assert opened == plaintext(wanted)[plain : plain + size]
 
 
-def test_the_header_and_aad_bytes_are_those_of_the_format_document():
+def test_the_header_and_aad_bytes_are_those_of_the_format_document() -> None:
     wanted = context(segments=(5,), rank=3)
     sealer = Sealer.begin(wanted, KEYS.data, 7)
     header = replace(sealer.header, salt=b"S" * 16, commitment=b"C" * 32)
@@ -133,7 +137,7 @@ def test_the_header_and_aad_bytes_are_those_of_the_format_document():
     assert segment_aad(wanted, 0) == b"SRSG\1\0" + b"".join(parts)
 
 
-def test_two_writings_of_one_block_share_no_key_and_no_ciphertext():
+def test_two_writings_of_one_block_share_no_key_and_no_ciphertext() -> None:
     first, one = sealed(context())
     second, two = sealed(context())
     assert first.salt != second.salt
@@ -142,14 +146,14 @@ def test_two_writings_of_one_block_share_no_key_and_no_ciphertext():
 
 
 @pytest.mark.parametrize("at", FIELDS.values(), ids=FIELDS.keys())
-def test_a_flipped_byte_in_any_header_field_is_found(at):
+def test_a_flipped_byte_in_any_header_field_is_found(at: int) -> None:
     _, record = sealed(context())
     record[at] ^= 1
     with pytest.raises(BadRecord):
         read_header(record)
 
 
-def test_a_newer_record_version_is_told_from_damage():
+def test_a_newer_record_version_is_told_from_damage() -> None:
     _, record = sealed(context())
     record[8] = 2
     with pytest.raises(BadRecord) as caught:
@@ -159,7 +163,9 @@ def test_a_newer_record_version_is_told_from_damage():
 
 @settings(deadline=None)  # the machine is shared
 @given(st.data())
-def test_a_flipped_bit_anywhere_in_the_ciphertext_is_found_and_leaves_no_plaintext(data):
+def test_a_flipped_bit_anywhere_in_the_ciphertext_is_found_and_leaves_no_plaintext(
+    data: st.DataObject,
+) -> None:
     wanted = context(segments=(40, 60))
     _, record = sealed(wanted)
     at = data.draw(st.integers(HEADER_BYTES, HEADER_BYTES + 100 + 2 * 16 - 1))
@@ -172,7 +178,7 @@ def test_a_flipped_bit_anywhere_in_the_ciphertext_is_found_and_leaves_no_plainte
     assert bytes(out[:touched]) == bytes(touched), "what was decrypted is wiped"
 
 
-FOREIGN = {
+FOREIGN: dict[str, dict[str, Any]] = {
     "another tenant": {"tenant": component(2)},
     "another namespace": {"namespace": namespace(2)},
     "another block": {"block": block(9)},
@@ -185,7 +191,9 @@ FOREIGN = {
 
 
 @pytest.mark.parametrize("change", FOREIGN.values(), ids=FOREIGN.keys())
-def test_a_record_of_something_else_is_corrupt_and_the_right_one_opens(change):
+def test_a_record_of_something_else_is_corrupt_and_the_right_one_opens(
+    change: dict[str, Any],
+) -> None:
     wanted = context()
     _, right = sealed(wanted)
     _, wrong = sealed(replace(wanted, **change))
@@ -200,7 +208,7 @@ for _name in ("another tenant", "another parent", "another position", "another t
 
 
 @pytest.mark.parametrize("change", AAD_BOUND.values(), ids=AAD_BOUND.keys())
-def test_the_aad_itself_binds_what_the_header_says(change):
+def test_the_aad_itself_binds_what_the_header_says(change: dict[str, Any]) -> None:
     """A forger who rewrites the whole header, checksum and all, gets no further."""
     wanted = context()
     header, right = sealed(wanted)
@@ -214,7 +222,7 @@ def test_the_aad_itself_binds_what_the_header_says(change):
         open_all(forged, other)
 
 
-def test_swapped_segments_do_not_open():
+def test_swapped_segments_do_not_open() -> None:
     wanted = context(segments=(500, 500))
     _, record = sealed(wanted)
     one = bytes(record[HEADER_BYTES : HEADER_BYTES + 516])
@@ -224,7 +232,7 @@ def test_swapped_segments_do_not_open():
         open_all(record, wanted)
 
 
-def test_another_namespace_key_fails_at_the_commitment_before_anything_is_opened():
+def test_another_namespace_key_fails_at_the_commitment_before_anything_is_opened() -> None:
     wanted = context()
     _, record = sealed(wanted)
     with pytest.raises(Corrupt, match="another key"):
@@ -232,7 +240,7 @@ def test_another_namespace_key_fails_at_the_commitment_before_anything_is_opened
     assert open_all(record, wanted) == plaintext(wanted)
 
 
-def test_a_forged_commitment_is_refused():
+def test_a_forged_commitment_is_refused() -> None:
     wanted = context()
     header, record = sealed(wanted)
     write_frame(record, replace(header, commitment=bytes(32)))
@@ -240,14 +248,14 @@ def test_a_forged_commitment_is_refused():
         open_all(record, wanted)
 
 
-def test_another_layout_is_a_miss_and_not_damage():
+def test_another_layout_is_a_miss_and_not_damage() -> None:
     wanted = context()
     _, record = sealed(wanted)
     with pytest.raises(Missing):
         open_all(record, replace(wanted, layout_digest=b"L" * 32, segment_bytes=(4000, 4000)))
 
 
-def test_buffers_of_another_length_are_refused():
+def test_buffers_of_another_length_are_refused() -> None:
     wanted = context()
     header, record = sealed(wanted)
     opener = Opener.begin(header, wanted, KEYS.data)
@@ -268,7 +276,7 @@ def test_buffers_of_another_length_are_refused():
         order=st.integers(0, 2**64 - 1),
     )
 )
-def test_a_placement_comes_back_and_leaves_the_record_as_it_was(placement):
+def test_a_placement_comes_back_and_leaves_the_record_as_it_was(placement: Placement) -> None:
     _, record = sealed(context())
     before = bytes(record)
     write_placement(record[:HEADER_BYTES], placement)
@@ -278,7 +286,7 @@ def test_a_placement_comes_back_and_leaves_the_record_as_it_was(placement):
     assert bytes(record) == before
 
 
-def test_a_removed_record_still_tells_its_length():
+def test_a_removed_record_still_tells_its_length() -> None:
     with pytest.raises(BadRecord) as caught:
         read_header(memoryview(gone_block(12288)))
     assert caught.value.fault is Fault.GONE

@@ -15,31 +15,34 @@ FORMAT = b"f" * 32
 
 
 @pytest.fixture
-def clock():
+def clock() -> FakeClock:
     return FakeClock()
 
 
 @pytest.fixture
-def ring(clock):
+def ring(clock: FakeClock) -> KeyRing:
     ring = KeyRing(clock)
     ring.put(namespace(1), SECRET, (component(1), component(2)), clock.now_ns + 60 * 10**9)
     ring.put(namespace(2), SECRET, (component(1), component(3)), clock.now_ns + 60 * 10**9)
     return ring
 
 
-def test_keys_and_salt_are_derived_from_the_leased_secret(ring):
+def test_keys_and_salt_are_derived_from_the_leased_secret(ring: KeyRing) -> None:
     keys = ring.keys(namespace(1), FORMAT)
+    assert keys is not None
     expected = namespace_keys(SECRET, FORMAT)
     assert (keys.lookup, keys.data) == (expected.lookup, expected.data)
     assert ring.salt(namespace(1)) == engine_salt(SECRET)
 
 
-def test_a_namespace_that_was_never_leased_has_no_keys(ring):
+def test_a_namespace_that_was_never_leased_has_no_keys(ring: KeyRing) -> None:
     assert ring.keys(namespace(9), FORMAT) is None
     assert ring.salt(namespace(9)) is None
 
 
-def test_a_lease_ends_by_the_boot_clock_and_its_secret_is_overwritten(ring, clock):
+def test_a_lease_ends_by_the_boot_clock_and_its_secret_is_overwritten(
+    ring: KeyRing, clock: FakeClock
+) -> None:
     buffer = ring._entries[namespace(1)].secret
     clock.advance_s(59)
     assert ring.keys(namespace(1), FORMAT) is not None
@@ -49,7 +52,9 @@ def test_a_lease_ends_by_the_boot_clock_and_its_secret_is_overwritten(ring, cloc
     assert buffer == bytes(32)
 
 
-def test_dropping_one_component_takes_every_namespace_that_contains_it_and_no_other(ring):
+def test_dropping_one_component_takes_every_namespace_that_contains_it_and_no_other(
+    ring: KeyRing,
+) -> None:
     buffer = ring._entries[namespace(1)].secret
     assert ring.drop_components([component(2)]) == {namespace(1)}
     assert buffer == bytes(32)
@@ -57,27 +62,27 @@ def test_dropping_one_component_takes_every_namespace_that_contains_it_and_no_ot
     assert ring.keys(namespace(2), FORMAT) is not None
 
 
-def test_drop_all_overwrites_every_secret(ring):
+def test_drop_all_overwrites_every_secret(ring: KeyRing) -> None:
     buffers = [entry.secret for entry in ring._entries.values()]
     ring.drop_all()
     assert ring.namespaces() == frozenset()
     assert all(buffer == bytes(32) for buffer in buffers)
 
 
-def test_a_new_lease_overwrites_the_secret_of_the_old_one(ring, clock):
+def test_a_new_lease_overwrites_the_secret_of_the_old_one(ring: KeyRing, clock: FakeClock) -> None:
     buffer = ring._entries[namespace(1)].secret
     ring.put(namespace(1), b"n" * 32, (component(1),), clock.now_ns + 1)
     assert buffer == bytes(32)
 
 
-def test_a_secret_of_another_length_is_refused(ring):
+def test_a_secret_of_another_length_is_refused(ring: KeyRing) -> None:
     with pytest.raises(Misuse):
         ring.put(namespace(3), b"short", (component(1),), 1)
     with pytest.raises(Misuse):
         ring.put(namespace(3), SECRET, (), 1)
 
 
-def test_a_fence_is_cut_once_and_for_ever():
+def test_a_fence_is_cut_once_and_for_ever() -> None:
     fence = Fence()
     fence.check()
     fence.cut()

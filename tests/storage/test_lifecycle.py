@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Coroutine
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from typing import Any, TypeVar, cast
 
 import pytest
 from hypothesis import settings
@@ -22,10 +25,15 @@ from hypothesis.stateful import (
 
 from storage.fence import Fenced
 from storage.index import Index
-from storage.lifecycle import Place, weaken
+from storage.lifecycle import Place, Reserved, Resident, Sealed, weaken
 from storage.tiers.host import HostTier
 from strongroom.errors import Missing, Overloaded, QuotaExceeded
 from tests.storage.support import FakeClock, component, context, namespace, sealed
+
+T = TypeVar("T")
+Holding = AbstractAsyncContextManager[memoryview]
+Held = tuple[int, bytes, int]
+"""A holder: its number, the bytes it saw, and when its pin runs out."""
 
 ROOT = Path(__file__).parents[2]
 SNIPPET = """
@@ -57,7 +65,7 @@ def wrong(host: HostTier, index: Index, reserved: Reserved, header: Header,
 """
 
 
-def test_a_wrong_transition_does_not_type_check(tmp_path):
+def test_a_wrong_transition_does_not_type_check(tmp_path: Path) -> None:
     snippet = tmp_path / "snippet.py"
     snippet.write_text(SNIPPET)
     wanted = [n for n, line in enumerate(SNIPPET.splitlines(), 1) if "# wrong" in line]
@@ -72,12 +80,12 @@ def test_a_wrong_transition_does_not_type_check(tmp_path):
     assert {code for _, code in found} <= {"arg-type", "misc"}
 
 
-def now(coroutine):
+def now(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine that waits for nothing."""
     try:
         coroutine.send(None)
     except StopIteration as stop:
-        return stop.value
+        return cast("T", stop.value)
     raise AssertionError("it waited")
 
 
@@ -111,8 +119,8 @@ class Lifecycle(RuleBasedStateMachine):
         )
         self.visible: dict[int, bytes] = {}
         self.in_transition = 0
-        self.holding: list = []
-        self.holders: list[tuple[int, bytes, int]] = []
+        self.holding: list[Holding] = []
+        self.holders: list[Held] = []
 
     def teardown(self) -> None:
         if hasattr(self, "tier"):
@@ -124,7 +132,7 @@ class Lifecycle(RuleBasedStateMachine):
         return number % 2
 
     @rule(target=reserved, number=NUMBERS)
-    def reserve(self, number):
+    def reserve(self, number: int) -> tuple[int, Reserved] | None:
         wanted = context(number, tenant=self.tenant(number))
         before = dict(self.tier.used())
         try:
@@ -142,7 +150,7 @@ class Lifecycle(RuleBasedStateMachine):
         return number, block
 
     @rule(target=sealed, item=consumes(reserved))
-    def seal(self, item):
+    def seal(self, item: tuple[int, Reserved] | None) -> tuple[int, Sealed, bytes] | None:
         if item is None:
             return None
         number, block = item
@@ -151,19 +159,19 @@ class Lifecycle(RuleBasedStateMachine):
         return number, self.tier.seal(block, header), bytes(record)
 
     @rule(item=consumes(reserved))
-    def abandon_reserved(self, item):
+    def abandon_reserved(self, item: tuple[int, Reserved] | None) -> None:
         if item is not None:
             self.tier.abandon(item[1])
             self.in_transition -= 1
 
     @rule(item=consumes(sealed))
-    def abandon_sealed(self, item):
+    def abandon_sealed(self, item: tuple[int, Sealed, bytes] | None) -> None:
         if item is not None:
             self.tier.abandon(item[1])
             self.in_transition -= 1
 
     @rule(item=consumes(sealed), admitted=st.booleans())
-    def publish(self, item, admitted):
+    def publish(self, item: tuple[int, Sealed, bytes] | None, admitted: bool) -> None:
         if item is None:
             return
         number, block, record = item
@@ -177,7 +185,7 @@ class Lifecycle(RuleBasedStateMachine):
                 self.tier.publish(block, refuse)
 
     @rule(target=pins, number=NUMBERS)
-    def hold(self, number):
+    def hold(self, number: int) -> tuple[Holding, memoryview, Held] | None:
         holding = self.tier.hold(context(number).address)
         if number not in self.visible:
             with pytest.raises(Missing):
@@ -190,7 +198,7 @@ class Lifecycle(RuleBasedStateMachine):
         return holding, view, item
 
     @rule(item=consumes(pins))
-    def let_go(self, item):
+    def let_go(self, item: tuple[Holding, memoryview, Held] | None) -> None:
         if item is None:
             return
         holding, view, held = item
@@ -200,7 +208,7 @@ class Lifecycle(RuleBasedStateMachine):
         self.holding.remove(holding)
 
     @rule(number=NUMBERS)
-    def evict(self, number):
+    def evict(self, number: int) -> None:
         freed = self.tier.evict(context(number).address)
         pinned = any(
             held[1] == self.visible.get(number) and held[2] > self.clock.now_ns
@@ -211,17 +219,17 @@ class Lifecycle(RuleBasedStateMachine):
             del self.visible[number]
 
     @rule(number=NUMBERS)
-    def drop(self, number):
+    def drop(self, number: int) -> None:
         assert bool(self.tier.drop(context(number).address)) == (number in self.visible)
         self.visible.pop(number, None)
 
     @precondition(lambda self: self.holders)
     @rule()
-    def time_passes(self):
+    def time_passes(self) -> None:
         self.clock.advance_s(PIN_S)
 
     @invariant()
-    def exactly_what_was_published_is_visible(self):
+    def exactly_what_was_published_is_visible(self) -> None:
         if not hasattr(self, "tier"):
             return
         for number in range(12):
@@ -229,7 +237,7 @@ class Lifecycle(RuleBasedStateMachine):
         assert self.tier.statistics().blocks == len(self.visible)
 
     @invariant()
-    def every_byte_is_charged_once_and_given_back(self):
+    def every_byte_is_charged_once_and_given_back(self) -> None:
         if not hasattr(self, "tier"):
             return
         leaving = {held[1] for held in self.holders if held[1] not in self.visible.values()}
@@ -251,18 +259,18 @@ TestLifecycle.settings = settings(max_examples=60, stateful_step_count=40, deadl
 
 
 @pytest.fixture
-def index():
+def index() -> Index:
     return Index(FakeClock())
 
 
-def insert(index, number):
+def insert(index: Index, number: int) -> Resident:
     wanted = context(number)
     return index.insert(
         wanted.address, wanted.parent, component(1), namespace(1), Place(number * 4096, 4096)
     )
 
 
-def test_a_weak_reference_is_upgraded_while_its_writing_is_there(index):
+def test_a_weak_reference_is_upgraded_while_its_writing_is_there(index: Index) -> None:
     weak = weaken(insert(index, 1))
     pin = index.pin(weak, 2 * 10**9)
     assert pin is not None
@@ -272,22 +280,23 @@ def test_a_weak_reference_is_upgraded_while_its_writing_is_there(index):
     assert index.pinned == 0, "never negative"
 
 
-def test_a_weak_reference_to_an_earlier_writing_is_not_upgraded(index):
+def test_a_weak_reference_to_an_earlier_writing_is_not_upgraded(index: Index) -> None:
     weak = weaken(insert(index, 1))
     index.remove(context(1).address)
     insert(index, 1)
     assert index.pin(weak, 2 * 10**9) is None
 
 
-def test_releasing_a_pin_of_an_earlier_writing_frees_no_later_one(index):
+def test_releasing_a_pin_of_an_earlier_writing_frees_no_later_one(index: Index) -> None:
     old = index.pin(insert(index, 1), 2 * 10**9)
+    assert old is not None
     index.remove(context(1).address)
     index.pin(insert(index, 1), 2 * 10**9)
     index.unpin(old)
     assert index.is_pinned(context(1).address)
 
 
-def test_a_removed_parents_slot_is_reused_without_confusing_its_children(index):
+def test_a_removed_parents_slot_is_reused_without_confusing_its_children(index: Index) -> None:
     insert(index, 1)
     child = context(2, parent=1)
     index.insert(child.address, child.parent, component(1), namespace(1), Place(0, 1))

@@ -9,11 +9,11 @@ import os
 import threading
 from collections import deque
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Never
 
 import pytest
 
-from storage.tiers.regions import REGION_HEADER_BYTES, RegionFiles
+from storage.tiers.regions import REGION_HEADER_BYTES, Region, RegionFiles
 from strongroom.errors import Corrupt, Overloaded, Unavailable
 from tests.storage.support import context
 from tests.storage.test_recovery import RECORD, REGION, body, opened, put
@@ -25,7 +25,7 @@ class Faulty(RegionFiles):
     write_errors: ClassVar[deque[int]] = deque()
     read_errors: ClassVar[deque[int]] = deque()
 
-    def write(self, region, offset, data):
+    def write(self, region: Region, offset: int, data: list[memoryview]) -> None:
         if self.write_errors and offset:
             # As a device does: part of it is out already.
             super().write(region, offset, [data[0]])
@@ -33,7 +33,7 @@ class Faulty(RegionFiles):
             raise OSError(code, os.strerror(code))
         super().write(region, offset, data)
 
-    def read(self, region, offset, into):
+    def read(self, region: Region, offset: int, into: memoryview) -> int:
         if self.read_errors and len(into) > 4096:
             code = self.read_errors.popleft()
             raise OSError(code, os.strerror(code))
@@ -41,12 +41,12 @@ class Faulty(RegionFiles):
 
 
 @pytest.fixture(autouse=True)
-def healthy():
+def healthy() -> None:
     Faulty.write_errors = deque()
     Faulty.read_errors = deque()
 
 
-async def test_regions_are_reused_by_copying_what_lives_in_the_emptiest(tmp_path):
+async def test_regions_are_reused_by_copying_what_lives_in_the_emptiest(tmp_path: Path) -> None:
     """Every third block is kept; the log runs through its regions many times."""
     kept = {}
     async with opened(tmp_path) as tier:
@@ -67,7 +67,7 @@ async def test_regions_are_reused_by_copying_what_lives_in_the_emptiest(tmp_path
         assert tier.statistics().foreign == 0
 
 
-async def test_records_that_nearly_fill_a_region_still_find_room(tmp_path):
+async def test_records_that_nearly_fill_a_region_still_find_room(tmp_path: Path) -> None:
     large = REGION - REGION_HEADER_BYTES - 2 * 4096
     async with opened(tmp_path) as tier:
         for number in range(12):
@@ -76,12 +76,12 @@ async def test_records_that_nearly_fill_a_region_still_find_room(tmp_path):
             assert await body(tier, wanted) == data
 
 
-async def test_a_reader_of_a_record_that_is_moved_meanwhile_gets_its_bytes(tmp_path):
+async def test_a_reader_of_a_record_that_is_moved_meanwhile_gets_its_bytes(tmp_path: Path) -> None:
     reading = threading.Event()
     go_on = threading.Event()
 
     class Slow(RegionFiles):
-        def read(self, region, offset, into):
+        def read(self, region: Region, offset: int, into: memoryview) -> int:
             if armed:
                 armed.clear()
                 reading.set()
@@ -103,13 +103,13 @@ async def test_a_reader_of_a_record_that_is_moved_meanwhile_gets_its_bytes(tmp_p
         assert task.result() == data
 
 
-async def test_a_region_is_not_renewed_under_a_reader_of_its_last_record(tmp_path):
+async def test_a_region_is_not_renewed_under_a_reader_of_its_last_record(tmp_path: Path) -> None:
     reading = threading.Event()
     go_on = threading.Event()
     armed: list[bool] = []
 
     class Slow(RegionFiles):
-        def read(self, region, offset, into):
+        def read(self, region: Region, offset: int, into: memoryview) -> int:
             if armed:
                 armed.clear()
                 reading.set()
@@ -136,7 +136,9 @@ async def test_a_region_is_not_renewed_under_a_reader_of_its_last_record(tmp_pat
 
 
 @pytest.mark.parametrize(("code", "error"), [(errno.ENOSPC, Overloaded), (errno.EIO, Unavailable)])
-async def test_a_failed_write_is_typed_counted_and_poisons_nothing(tmp_path, code, error):
+async def test_a_failed_write_is_typed_counted_and_poisons_nothing(
+    tmp_path: Path, code: int, error: type[Exception]
+) -> None:
     async with opened(tmp_path, make=Faulty) as tier:
         before = await put(tier, context(1), sequence=1)
         Faulty.write_errors.append(code)
@@ -153,7 +155,7 @@ async def test_a_failed_write_is_typed_counted_and_poisons_nothing(tmp_path, cod
         assert tier.statistics().torn == 0, "the half-written record was overwritten as gone"
 
 
-async def test_a_write_error_at_a_killed_process_leaves_a_torn_record(tmp_path):
+async def test_a_write_error_at_a_killed_process_leaves_a_torn_record(tmp_path: Path) -> None:
     async with opened(tmp_path, make=Faulty) as tier:
         Faulty.write_errors.append(errno.EIO)
         with pytest.raises(Unavailable):
@@ -165,7 +167,7 @@ async def test_a_write_error_at_a_killed_process_leaves_a_torn_record(tmp_path):
         assert await body(tier, context(2)) == data
 
 
-async def test_a_failed_read_is_typed_and_counted(tmp_path):
+async def test_a_failed_read_is_typed_and_counted(tmp_path: Path) -> None:
     async with opened(tmp_path, make=Faulty) as tier:
         await put(tier, context(1))
         Faulty.read_errors.append(errno.EIO)
@@ -174,7 +176,7 @@ async def test_a_failed_read_is_typed_and_counted(tmp_path):
         assert tier.statistics().io_errors == 1
 
 
-async def test_a_file_that_is_cut_under_a_running_store_is_corrupt(tmp_path):
+async def test_a_file_that_is_cut_under_a_running_store_is_corrupt(tmp_path: Path) -> None:
     async with opened(tmp_path) as tier:
         await put(tier, context(1))
         os.truncate(tmp_path / "000000", REGION_HEADER_BYTES + 4096)
@@ -182,9 +184,11 @@ async def test_a_file_that_is_cut_under_a_running_store_is_corrupt(tmp_path):
             await body(tier, context(1))
 
 
-async def test_a_disk_without_room_for_two_regions_is_refused_with_what_to_do(tmp_path):
+async def test_a_disk_without_room_for_two_regions_is_refused_with_what_to_do(
+    tmp_path: Path,
+) -> None:
     class Full(RegionFiles):
-        def _allocate(self, fd):
+        def _allocate(self, fd: int) -> Never:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with pytest.raises(Unavailable, match="free disk space or lower"):
@@ -193,11 +197,13 @@ async def test_a_disk_without_room_for_two_regions_is_refused_with_what_to_do(tm
     assert not (tmp_path / "000000").exists()
 
 
-async def test_a_disk_with_room_for_some_regions_is_used_as_far_as_it_goes(tmp_path, caplog):
+async def test_a_disk_with_room_for_some_regions_is_used_as_far_as_it_goes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     class Small(RegionFiles):
         room = 3
 
-        def _allocate(self, fd):
+        def _allocate(self, fd: int) -> None:
             if not self.room:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             self.room -= 1
@@ -206,17 +212,18 @@ async def test_a_disk_with_room_for_some_regions_is_used_as_far_as_it_goes(tmp_p
     with caplog.at_level(logging.WARNING):
         async with opened(tmp_path, regions=8, make=Small) as tier:
             assert tier.statistics().capacity_bytes == 2 * (REGION - REGION_HEADER_BYTES)
+            assert isinstance(tier._files, Small)
             tier._files.room = 9
             await put(tier, context(1))
     assert "smaller than set" in caplog.text
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
-async def test_the_kernels_own_full_device_is_overloaded(tmp_path):
+async def test_the_kernels_own_full_device_is_overloaded(tmp_path: Path) -> None:
     class DevFull(RegionFiles):
         full = False
 
-        def write(self, region, offset, data):
+        def write(self, region: Region, offset: int, data: list[memoryview]) -> None:
             if not self.full:
                 super().write(region, offset, data)
                 return
@@ -228,6 +235,7 @@ async def test_the_kernels_own_full_device_is_overloaded(tmp_path):
 
     async with opened(tmp_path, make=DevFull) as tier:
         await put(tier, context(1))
+        assert isinstance(tier._files, DevFull)
         tier._files.full = True
         with pytest.raises(Overloaded):
             await put(tier, context(2))
@@ -235,12 +243,12 @@ async def test_the_kernels_own_full_device_is_overloaded(tmp_path):
         await put(tier, context(2))
 
 
-async def test_a_cancelled_write_ends_before_its_room_is_used_again(tmp_path):
+async def test_a_cancelled_write_ends_before_its_room_is_used_again(tmp_path: Path) -> None:
     writing = threading.Event()
     go_on = threading.Event()
 
     class Slow(RegionFiles):
-        def write(self, region, offset, data):
+        def write(self, region: Region, offset: int, data: list[memoryview]) -> None:
             if offset and not go_on.is_set():
                 writing.set()
                 go_on.wait(10)
@@ -266,8 +274,8 @@ async def test_a_cancelled_write_ends_before_its_room_is_used_again(tmp_path):
 
 
 async def test_without_direct_io_the_tier_works_through_the_page_cache_and_says_so(
-    tmp_path, caplog, monkeypatch
-):
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("storage.tiers.regions._direct_works", lambda folder: False)
     with caplog.at_level(logging.WARNING):
         async with opened(tmp_path) as tier:

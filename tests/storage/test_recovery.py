@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
+from storage.block import BlockContext
 from storage.header import HEADER_BYTES, VERSION, record_bytes
-from storage.tiers.nvme import NvmeTier
-from storage.tiers.regions import REGION_HEADER_BYTES, RegionFiles
+from storage.tiers.nvme import MakeFiles, NvmeTier
+from storage.tiers.regions import REGION_HEADER_BYTES, Region, RegionFiles
 from storage.workers import disk_workers
 from strongroom.errors import Conflict, QuotaExceeded, Unavailable
 from tests.storage.support import FakeClock, component, context, namespace, sealed
@@ -26,7 +28,9 @@ def admit() -> None:
 
 
 @asynccontextmanager
-async def opened(folder: Path, regions: int = 4, quota: int | None = None, make=RegionFiles):
+async def opened(
+    folder: Path, regions: int = 4, quota: int | None = None, make: MakeFiles = RegionFiles
+) -> AsyncIterator[NvmeTier]:
     workers = disk_workers(2, 64)
     try:
         tier = await NvmeTier.open(
@@ -47,24 +51,24 @@ async def opened(folder: Path, regions: int = 4, quota: int | None = None, make=
         workers.close()
 
 
-async def put(tier, wanted, sequence=1):
+async def put(tier: NvmeTier, wanted: BlockContext, sequence: int = 1) -> bytes:
     header, record = sealed(wanted, sequence=sequence)
     await tier.put(header, record, admit)
     return bytes(record[4096:])
 
 
-async def body(tier, wanted):
+async def body(tier: NvmeTier, wanted: BlockContext) -> bytes:
     async with tier.hold(wanted.address) as record:
         return bytes(record[4096:])
 
 
 @pytest.fixture
-def folder(tmp_path):
+def folder(tmp_path: Path) -> Path:
     return tmp_path / "nvme"
 
 
 @pytest.fixture
-async def stored(folder):
+async def stored(folder: Path) -> list[bytes]:
     """Three records in one region, closed in order; their ciphertext."""
     async with opened(folder) as tier:
         return [
@@ -85,7 +89,9 @@ def peek(folder: Path, at: int, size: int, region: int = 0) -> bytes:
         return file.read(size)
 
 
-async def test_a_restart_finds_every_record_and_charges_its_tenant_at_once(folder, stored):
+async def test_a_restart_finds_every_record_and_charges_its_tenant_at_once(
+    folder: Path, stored: list[bytes]
+) -> None:
     async with opened(folder, quota=3 * RECORD) as tier:
         for number in (1, 2, 3):
             assert await body(tier, context(number)) == stored[number - 1]
@@ -98,12 +104,16 @@ async def test_a_restart_finds_every_record_and_charges_its_tenant_at_once(folde
         assert tier.statistics().blocks == 3, "a full quota is refused, and nobody evicted for it"
 
 
-async def test_a_restart_links_children_to_their_parents_again(folder, stored):
+async def test_a_restart_links_children_to_their_parents_again(
+    folder: Path, stored: list[bytes]
+) -> None:
     async with opened(folder) as tier:
         assert [address.block[-1] for address in tier._index.victims()] == [3]
 
 
-async def test_writing_goes_on_behind_what_a_restart_found(folder, stored):
+async def test_writing_goes_on_behind_what_a_restart_found(
+    folder: Path, stored: list[bytes]
+) -> None:
     async with opened(folder) as tier:
         await put(tier, context(4), sequence=4)
     async with opened(folder) as tier:
@@ -111,7 +121,9 @@ async def test_writing_goes_on_behind_what_a_restart_found(folder, stored):
         assert {row.place.offset // REGION for row in tier._index.rows()} == {0}
 
 
-async def test_a_removed_block_does_not_come_back_with_a_restart(folder, stored):
+async def test_a_removed_block_does_not_come_back_with_a_restart(
+    folder: Path, stored: list[bytes]
+) -> None:
     async with opened(folder) as tier:
         tier.drop(context(2).address)
     async with opened(folder) as tier:
@@ -126,7 +138,9 @@ async def test_a_removed_block_does_not_come_back_with_a_restart(folder, stored)
     [0, 8, 10, 12, 16, 24, 32, 40, 56, 88, 120, 152, 160, 164, 168, 200, 232, 248, 280, 3000,
      3936, 3968, 3976, 3992, 4000, 4008, 4016, 4064],
 )  # fmt: skip
-async def test_a_flipped_byte_in_a_header_costs_that_record_alone(folder, stored, at):
+async def test_a_flipped_byte_in_a_header_costs_that_record_alone(
+    folder: Path, stored: list[bytes], at: int
+) -> None:
     byte = peek(folder, SECOND + at, 1)[0]
     patch(folder, SECOND + at, bytes([byte ^ 1]))
     async with opened(folder) as tier:
@@ -138,7 +152,9 @@ async def test_a_flipped_byte_in_a_header_costs_that_record_alone(folder, stored
         assert statistics.used_bytes == 2 * RECORD
 
 
-async def test_a_record_of_a_newer_version_is_left_out_and_counted(folder, stored):
+async def test_a_record_of_a_newer_version_is_left_out_and_counted(
+    folder: Path, stored: list[bytes]
+) -> None:
     patch(folder, SECOND + 8, bytes([VERSION + 1]))
     async with opened(folder) as tier:
         assert tier.statistics().future == 1
@@ -146,7 +162,9 @@ async def test_a_record_of_a_newer_version_is_left_out_and_counted(folder, store
 
 
 @pytest.mark.parametrize("kept", [1, 4095, 4096, 8192, RECORD - 4096, RECORD - 64, RECORD - 8])
-async def test_a_write_that_stopped_half_way_is_torn(folder, stored, kept):
+async def test_a_write_that_stopped_half_way_is_torn(
+    folder: Path, stored: list[bytes], kept: int
+) -> None:
     """Only the first `kept` bytes of the third record reached the disk."""
     third = SECOND + RECORD
     patch(folder, third + kept, bytes(RECORD - kept))
@@ -161,7 +179,9 @@ async def test_a_write_that_stopped_half_way_is_torn(folder, stored, kept):
 
 
 @pytest.mark.parametrize("cut", [1, 4095, 4096, 8192, RECORD - 1])
-async def test_a_file_cut_short_loses_what_was_cut_and_no_more(folder, stored, cut):
+async def test_a_file_cut_short_loses_what_was_cut_and_no_more(
+    folder: Path, stored: list[bytes], cut: int
+) -> None:
     with (folder / "000000").open("r+b") as file:
         file.truncate(SECOND + RECORD + cut)
     async with opened(folder) as tier:
@@ -172,7 +192,9 @@ async def test_a_file_cut_short_loses_what_was_cut_and_no_more(folder, stored, c
             await put(tier, context(number), sequence=number)
 
 
-async def test_a_record_moved_to_another_place_is_foreign(folder, stored):
+async def test_a_record_moved_to_another_place_is_foreign(
+    folder: Path, stored: list[bytes]
+) -> None:
     patch(folder, SECOND, peek(folder, FIRST, RECORD))
     async with opened(folder) as tier:
         assert context(1).address in tier
@@ -181,8 +203,8 @@ async def test_a_record_moved_to_another_place_is_foreign(folder, stored):
 
 
 async def test_another_directorys_record_and_another_directorys_region_are_foreign(
-    folder, stored, tmp_path
-):
+    folder: Path, stored: list[bytes], tmp_path: Path
+) -> None:
     async with opened(tmp_path / "other") as tier:
         await put(tier, context(7))
         await put(tier, context(8))
@@ -195,7 +217,7 @@ async def test_another_directorys_record_and_another_directorys_region_are_forei
         assert tier.statistics().foreign == 2
 
 
-async def test_what_a_region_held_before_is_stale(folder, stored):
+async def test_what_a_region_held_before_is_stale(folder: Path, stored: list[bytes]) -> None:
     """A renewed region's header with the old records behind it: a crash, or a copy put back."""
     old = peek(folder, FIRST, 3 * RECORD)
     async with opened(folder) as tier:
@@ -210,7 +232,9 @@ async def test_what_a_region_held_before_is_stale(folder, stored):
         assert tier.statistics().stale == 3
 
 
-async def test_of_two_records_of_one_block_the_later_sealing_counts(folder, stored):
+async def test_of_two_records_of_one_block_the_later_sealing_counts(
+    folder: Path, stored: list[bytes]
+) -> None:
     async with opened(folder) as tier:
         newer = await put(tier, context(2), sequence=9)
         tier._dead.clear()  # as if killed before the old one's header was overwritten
@@ -220,7 +244,9 @@ async def test_of_two_records_of_one_block_the_later_sealing_counts(folder, stor
         assert tier.used() == {component(1): 3 * RECORD}
 
 
-async def test_a_damaged_manifest_costs_the_cache_and_not_the_start(folder, stored):
+async def test_a_damaged_manifest_costs_the_cache_and_not_the_start(
+    folder: Path, stored: list[bytes]
+) -> None:
     (folder / "manifest.json").write_bytes(b"{")
     async with opened(folder) as tier:
         assert tier.statistics().blocks == 0
@@ -230,7 +256,9 @@ async def test_a_damaged_manifest_costs_the_cache_and_not_the_start(folder, stor
         assert context(4).address in tier
 
 
-async def test_a_directory_of_a_newer_version_is_refused_and_not_overwritten(folder, stored):
+async def test_a_directory_of_a_newer_version_is_refused_and_not_overwritten(
+    folder: Path, stored: list[bytes]
+) -> None:
     (folder / "manifest.json").write_text('{"version": 2}')
     before = peek(folder, 0, REGION)
     with pytest.raises(Unavailable, match="newer version"):
@@ -239,27 +267,33 @@ async def test_a_directory_of_a_newer_version_is_refused_and_not_overwritten(fol
     assert peek(folder, 0, REGION) == before
 
 
-async def test_a_directory_in_use_is_refused(folder, stored):
+async def test_a_directory_in_use_is_refused(folder: Path, stored: list[bytes]) -> None:
     async with opened(folder):
         with pytest.raises(Conflict, match="in use"):
             async with opened(folder):
                 pass
 
 
-async def test_a_directory_keeps_its_region_length_and_shrinks_by_whole_regions(folder, stored):
+async def test_a_directory_keeps_its_region_length_and_shrinks_by_whole_regions(
+    folder: Path, stored: list[bytes]
+) -> None:
     async with opened(folder, regions=2) as tier:
         assert tier.statistics().blocks == 3
     assert not (folder / "000003").exists()
 
 
-async def test_directories_are_0700_and_files_0600_and_names_reveal_nothing(folder, stored):
+async def test_directories_are_0700_and_files_0600_and_names_reveal_nothing(
+    folder: Path, stored: list[bytes]
+) -> None:
     assert folder.stat().st_mode & 0o777 == 0o700
     names = {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()}
     assert set(names.values()) == {0o600}
     assert names.keys() == {"lock", "manifest.json", "000000", "000001", "000002", "000003"}
 
 
-async def test_wide_permissions_of_an_existing_directory_are_tightened(folder, stored):
+async def test_wide_permissions_of_an_existing_directory_are_tightened(
+    folder: Path, stored: list[bytes]
+) -> None:
     folder.chmod(0o755)
     (folder / "000000").chmod(0o644)
     async with opened(folder):
@@ -267,12 +301,12 @@ async def test_wide_permissions_of_an_existing_directory_are_tightened(folder, s
         assert (folder / "000000").stat().st_mode & 0o777 == 0o600
 
 
-async def test_headers_alone_are_read_at_start(folder, stored):
+async def test_headers_alone_are_read_at_start(folder: Path, stored: list[bytes]) -> None:
     """However large the blocks are, recovery reads their first and last page."""
-    counted = []
+    counted: list[int] = []
 
     class Counting(RegionFiles):
-        def read(self, region, offset, into):
+        def read(self, region: Region, offset: int, into: memoryview) -> int:
             counted.append(len(into))
             return super().read(region, offset, into)
 

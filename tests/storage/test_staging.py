@@ -18,9 +18,10 @@ from storage.slabs import Slabs, size_class
 from storage.staging import Staging
 
 
-def test_a_released_slot_is_zeroed_before_it_is_handed_out_again():
+def test_a_released_slot_is_zeroed_before_it_is_handed_out_again() -> None:
     staging = Staging(16384)
     slot = staging.reserve(5000)
+    assert slot is not None
     staging.view[slot.offset : slot.offset + 5000] = b"x" * 5000
     staging.release(slot)
     assert bytes(staging.view) == bytes(16384)
@@ -28,9 +29,11 @@ def test_a_released_slot_is_zeroed_before_it_is_handed_out_again():
     staging.close()
 
 
-def test_slots_are_page_aligned_and_end_where_there_is_no_room():
+def test_slots_are_page_aligned_and_end_where_there_is_no_room() -> None:
     staging = Staging(16384)
     first, second = staging.reserve(1), staging.reserve(8192)
+    assert first is not None
+    assert second is not None
     assert (first.offset % 4096, second.offset % 4096) == (0, 0)
     assert staging.reserve(8192) is None
     staging.release(first)
@@ -39,16 +42,17 @@ def test_slots_are_page_aligned_and_end_where_there_is_no_room():
     staging.close()
 
 
-def test_a_slot_is_released_once():
+def test_a_slot_is_released_once() -> None:
     staging = Staging(16384)
     slot = staging.reserve(1)
+    assert slot is not None
     staging.release(slot)
     with pytest.raises(ValueError, match="not out"):
         staging.release(slot)
     staging.close()
 
 
-def test_the_engine_that_maps_staging_can_neither_shrink_nor_grow_it():
+def test_the_engine_that_maps_staging_can_neither_shrink_nor_grow_it() -> None:
     staging = Staging(16384)
     seals = fcntl.fcntl(staging.fd, fcntl.F_GET_SEALS)
     assert seals & (fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL) == seals != 0
@@ -62,9 +66,10 @@ def test_the_engine_that_maps_staging_can_neither_shrink_nor_grow_it():
     staging.close()
 
 
-def test_closing_zeroes_what_is_still_out():
+def test_closing_zeroes_what_is_still_out() -> None:
     staging = Staging(16384)
     slot = staging.reserve(4096)
+    assert slot is not None
     staging.view[slot.offset : slot.offset + 4] = b"left"
     other = mmap.mmap(staging.fd, 16384)
     staging.close()
@@ -72,7 +77,9 @@ def test_closing_zeroes_what_is_still_out():
     other.close()
 
 
-def test_memory_that_may_not_be_locked_is_used_all_the_same_and_the_log_says_so(caplog):
+def test_memory_that_may_not_be_locked_is_used_all_the_same_and_the_log_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     with caplog.at_level(logging.WARNING):
         file = MemoryFile("test", 64 * 1024 * 1024, lock=True)
@@ -82,7 +89,7 @@ def test_memory_that_may_not_be_locked_is_used_all_the_same_and_the_log_says_so(
     assert (soft, hard) == resource.getrlimit(resource.RLIMIT_MEMLOCK)
 
 
-def test_the_arena_is_left_out_of_core_dumps():
+def test_the_arena_is_left_out_of_core_dumps() -> None:
     file = MemoryFile("strongroom-dd", 8192)
     file.view[0] = 1
     with open("/proc/self/smaps") as smaps:  # noqa: PTH123 - procfs
@@ -96,23 +103,25 @@ def test_the_arena_is_left_out_of_core_dumps():
 @pytest.mark.parametrize("make", [Extents, Slabs])
 @settings(deadline=None)  # the machine is shared
 @given(data=st.data())
-def test_room_is_never_given_twice_and_all_of_it_comes_back(make, data):
+def test_room_is_never_given_twice_and_all_of_it_comes_back(
+    make: type[Extents | Slabs], data: st.DataObject
+) -> None:
     room = make(64 * 4096)
     out: dict[int, int] = {}
     for _ in range(data.draw(st.integers(1, 60))):
-        if out and data.draw(st.booleans()):
+        if bool(out) and data.draw(st.booleans()):
             offset = data.draw(st.sampled_from(sorted(out)))
             room.give_back(offset, out.pop(offset))
             continue
         length = data.draw(st.integers(1, 20 * 4096))
-        offset = room.take(length)
-        if offset is None:
+        taken = room.take(length)
+        if taken is None:
             continue
-        assert offset % 4096 == 0
-        assert 0 <= offset <= room.capacity - length
+        assert taken % 4096 == 0
+        assert 0 <= taken <= room.capacity - length
         for other, size in out.items():
-            assert offset + rounded(length) <= other or other + rounded(size) <= offset
-        out[offset] = length
+            assert taken + rounded(length) <= other or other + rounded(size) <= taken
+        out[taken] = length
     for offset, length in out.items():
         room.give_back(offset, length)
     assert room.used_bytes == 0
@@ -120,9 +129,10 @@ def test_room_is_never_given_twice_and_all_of_it_comes_back(make, data):
 
 
 @pytest.mark.parametrize("make", [Extents, Slabs])
-def test_room_that_is_free_already_is_not_taken_back(make):
+def test_room_that_is_free_already_is_not_taken_back(make: type[Extents | Slabs]) -> None:
     room = make(64 * 4096)
     offset = room.take(4096)
+    assert offset is not None
     room.give_back(offset, 4096)
     with pytest.raises(ValueError, match="free already"):
         room.give_back(offset, 4096)
@@ -130,7 +140,7 @@ def test_room_that_is_free_already_is_not_taken_back(make):
 
 @settings(deadline=None)  # the machine is shared
 @given(st.integers(1, 2**34))
-def test_a_size_class_wastes_at_most_an_eighth(length):
+def test_a_size_class_wastes_at_most_an_eighth(length: int) -> None:
     assert length <= size_class(length) <= max(rounded(length), length * 9 // 8 + 1)
     assert size_class(size_class(length)) == size_class(length)
     assert size_class(length) % 4096 == 0

@@ -8,17 +8,23 @@ import logging
 import os
 import threading
 from collections import deque
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from storage.block import BlockAddress, BlockContext
 from storage.compose import StoreSettings, open_store
 from storage.fence import Fence, Fenced
 from storage.header import record_bytes
 from storage.staging import Staging
-from storage.tiers.protocol import TierName
-from storage.tiers.regions import RegionFiles
+from storage.store import BlockStore, Loaded, Saved
+from storage.tiers.protocol import TierName, TierStatistics
+from storage.tiers.regions import Region, RegionFiles
+from strongroom.derivation import NamespaceKeys
 from strongroom.errors import Corrupt, Missing, Misuse, Overloaded, QuotaExceeded
+from strongroom.identity import NamespaceId
 from tests.storage.support import (
     CANARY,
     KEYS,
@@ -33,8 +39,8 @@ from tests.storage.support import (
 MIB = 1024 * 1024
 
 
-def settings(path: Path | None, **changes) -> StoreSettings:
-    values = {
+def settings(path: Path | None, **changes: Any) -> StoreSettings:
+    values: dict[str, Any] = {
         "host_bytes": 4 * MIB,
         "nvme_path": path,
         "nvme_bytes": 8 * MIB,
@@ -47,23 +53,27 @@ def settings(path: Path | None, **changes) -> StoreSettings:
     return StoreSettings(**(values | changes))
 
 
-async def load(store, wanted, keys=KEYS, fence=None):
+async def load(
+    store: BlockStore, wanted: BlockContext, keys: NamespaceKeys = KEYS, fence: Fence | None = None
+) -> Loaded:
     staging = memoryview(bytearray(wanted.plaintext_bytes))
     loaded = await store.load(wanted, keys, staging, fence or Fence())
     assert staging == plaintext(wanted)
     return loaded
 
 
-async def save(store, wanted, keys=KEYS, fence=None):
+async def save(
+    store: BlockStore, wanted: BlockContext, keys: NamespaceKeys = KEYS, fence: Fence | None = None
+) -> Saved:
     return await store.save(wanted, keys, plaintext(wanted), fence or Fence())
 
 
 @pytest.fixture
-def folder(tmp_path):
+def folder(tmp_path: Path) -> Path:
     return tmp_path / "nvme"
 
 
-def tier(store, name):
+def tier(store: BlockStore, name: str) -> TierStatistics:
     return next(tier for tier in store.statistics().tiers if tier.name == name)
 
 
@@ -73,26 +83,28 @@ RECORD = record_bytes(context().segment_bytes)
 # The main road
 
 
-async def test_what_was_saved_is_loaded_from_the_host_tier_bit_for_bit(folder):
+async def test_what_was_saved_is_loaded_from_the_host_tier_bit_for_bit(folder: Path) -> None:
     async with open_store(settings(folder)) as store:
         assert (await save(store, context())).stored
         assert (await load(store, context())).tier is TierName.HOST
 
 
-async def test_a_second_save_of_a_block_stores_nothing(folder):
+async def test_a_second_save_of_a_block_stores_nothing(folder: Path) -> None:
     async with open_store(settings(None)) as store:
         await save(store, context())
         assert not (await save(store, context())).stored
 
 
-async def test_two_savers_of_one_block_at_once_store_it_once():
+async def test_two_savers_of_one_block_at_once_store_it_once() -> None:
     async with open_store(settings(None)) as store:
         answers = await asyncio.gather(*[save(store, context()) for _ in range(4)])
         assert sum(answer.stored for answer in answers) == 1
         await load(store, context())
 
 
-async def test_a_restart_finds_what_was_saved_and_promotes_it_to_the_host_tier(folder):
+async def test_a_restart_finds_what_was_saved_and_promotes_it_to_the_host_tier(
+    folder: Path,
+) -> None:
     async with open_store(settings(folder)) as store:
         await save(store, context(1))
         await save(store, context(2, parent=1))
@@ -105,7 +117,7 @@ async def test_a_restart_finds_what_was_saved_and_promotes_it_to_the_host_tier(f
         assert store.statistics().hits == {TierName.NVME: 1, TierName.HOST: 1}
 
 
-async def test_an_orderly_stop_flushes_also_when_the_server_is_cancelled(folder):
+async def test_an_orderly_stop_flushes_also_when_the_server_is_cancelled(folder: Path) -> None:
     started = asyncio.Event()
 
     async def serve() -> None:
@@ -122,7 +134,7 @@ async def test_an_orderly_stop_flushes_also_when_the_server_is_cancelled(folder)
         assert (await load(store, context())).tier is TierName.NVME
 
 
-async def test_flush_returns_when_everything_is_on_nvme(folder):
+async def test_flush_returns_when_everything_is_on_nvme(folder: Path) -> None:
     async with open_store(settings(folder, write_behind_s=3600.0)) as store:
         for number in range(5):
             await save(store, context(number))
@@ -132,17 +144,18 @@ async def test_flush_returns_when_everything_is_on_nvme(folder):
         assert tier(store, "nvme").blocks == 5
 
 
-async def test_a_block_is_the_same_ciphertext_in_both_tiers(folder):
+async def test_a_block_is_the_same_ciphertext_in_both_tiers(folder: Path) -> None:
     async with open_store(settings(folder)) as store:
         await save(store, context())
         await store.flush()
         address = context().address
+        assert store._nvme is not None
         async with store._host.hold(address) as host, store._nvme.hold(address) as disk:
             assert host[:3968] == disk[:3968]
             assert host[4096:] == disk[4096:]
 
 
-async def test_match_prefix_stops_at_the_first_miss(folder):
+async def test_match_prefix_stops_at_the_first_miss(folder: Path) -> None:
     async with open_store(settings(folder)) as store:
         for number in (0, 1, 3):
             await save(store, context(number))
@@ -153,7 +166,7 @@ async def test_match_prefix_stops_at_the_first_miss(folder):
         assert store.tier_of(addresses[2]) is None
 
 
-async def test_a_large_block_is_split_over_the_crypto_threads():
+async def test_a_large_block_is_split_over_the_crypto_threads() -> None:
     wanted = context(segments=(200_000,) * 12)
     async with open_store(settings(None, host_bytes=8 * MIB)) as store:
         await save(store, wanted)
@@ -163,7 +176,7 @@ async def test_a_large_block_is_split_over_the_crypto_threads():
 # Who may open what
 
 
-async def test_the_owner_hits_and_the_holder_of_other_keys_does_not(folder):
+async def test_the_owner_hits_and_the_holder_of_other_keys_does_not(folder: Path) -> None:
     async with open_store(settings(folder)) as store:
         await save(store, context())
         await load(store, context())
@@ -173,7 +186,9 @@ async def test_the_owner_hits_and_the_holder_of_other_keys_does_not(folder):
         assert bytes(staging) == bytes(len(staging))
 
 
-async def test_a_block_of_another_layout_is_a_miss_and_makes_way_for_the_next_save(folder):
+async def test_a_block_of_another_layout_is_a_miss_and_makes_way_for_the_next_save(
+    folder: Path,
+) -> None:
     other = context(layout=b"L" * 32, segments=(4000, 4000))
     async with open_store(settings(folder)) as store:
         await save(store, context())
@@ -185,7 +200,7 @@ async def test_a_block_of_another_layout_is_a_miss_and_makes_way_for_the_next_sa
         assert store.statistics().quarantined == 0
 
 
-async def test_staging_of_another_size_is_refused():
+async def test_staging_of_another_size_is_refused() -> None:
     async with open_store(settings(None)) as store:
         staging = memoryview(bytearray(10))
         with pytest.raises(Misuse):
@@ -199,7 +214,9 @@ async def test_staging_of_another_size_is_refused():
 
 @pytest.mark.parametrize("at", [4096, 4096 + 5000 + 15, 4096 + 5016, 4096 + 8031])
 @pytest.mark.parametrize("where", ["host", "nvme"])
-async def test_a_flipped_byte_is_quarantined_then_a_miss_then_saved_again(folder, where, at):
+async def test_a_flipped_byte_is_quarantined_then_a_miss_then_saved_again(
+    folder: Path, where: str, at: int
+) -> None:
     async with open_store(settings(folder)) as store:
         await save(store, context())
         await store.flush()
@@ -229,7 +246,7 @@ def _flip(folder: Path, at: int) -> None:
         file.write(bytes([byte ^ 1]))
 
 
-async def test_another_tenants_record_put_in_place_of_this_one_does_not_open(folder):
+async def test_another_tenants_record_put_in_place_of_this_one_does_not_open(folder: Path) -> None:
     theirs = context(7, tenant=2, room=2)
     async with open_store(settings(folder)) as store:
         await save(store, context(1))
@@ -242,7 +259,7 @@ async def test_another_tenants_record_put_in_place_of_this_one_does_not_open(fol
         await load(store, theirs, OTHER_KEYS)
 
 
-async def test_an_old_ciphertext_put_back_after_the_key_is_gone_does_not_open(folder):
+async def test_an_old_ciphertext_put_back_after_the_key_is_gone_does_not_open(folder: Path) -> None:
     """The component was destroyed and registered anew: other secrets, so another key."""
     async with open_store(settings(folder)) as store:
         await save(store, context())
@@ -257,11 +274,11 @@ async def test_an_old_ciphertext_put_back_after_the_key_is_gone_does_not_open(fo
             await load(store, context(), OTHER_KEYS)
 
 
-async def test_a_failing_disk_is_a_miss_and_never_poisons_a_block(folder):
+async def test_a_failing_disk_is_a_miss_and_never_poisons_a_block(folder: Path) -> None:
     errors: deque[int] = deque()
 
     class Faulty(RegionFiles):
-        def read(self, region, offset, into):
+        def read(self, region: Region, offset: int, into: memoryview) -> int:
             if errors and len(into) > 4096:
                 code = errors.popleft()
                 raise OSError(code, os.strerror(code))
@@ -279,9 +296,11 @@ async def test_a_failing_disk_is_a_miss_and_never_poisons_a_block(folder):
         await load(store, context())
 
 
-async def test_a_full_disk_leaves_blocks_in_host_memory_and_says_so(folder, caplog):
+async def test_a_full_disk_leaves_blocks_in_host_memory_and_says_so(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     class Full(RegionFiles):
-        def write(self, region, offset, data):
+        def write(self, region: Region, offset: int, data: list[memoryview]) -> None:
             if offset:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             super().write(region, offset, data)
@@ -299,7 +318,7 @@ async def test_a_full_disk_leaves_blocks_in_host_memory_and_says_so(folder, capl
 # Fences and retirement
 
 
-async def test_a_load_under_a_cut_fence_is_refused_and_its_staging_wiped(folder):
+async def test_a_load_under_a_cut_fence_is_refused_and_its_staging_wiped(folder: Path) -> None:
     fence = Fence()
     async with open_store(settings(folder)) as store:
         await save(store, context())
@@ -317,13 +336,13 @@ async def test_a_load_under_a_cut_fence_is_refused_and_its_staging_wiped(folder)
 class _Gate:
     """Holds the first crypto job until it is opened."""
 
-    def __init__(self, store) -> None:
+    def __init__(self, store: BlockStore, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reached = threading.Event()
         self._open = threading.Event()
         self._run = store._cipher._workers.run
-        store._cipher._workers.run = self.run
+        monkeypatch.setattr(store._cipher._workers, "run", self.run)
 
-    async def run(self, *jobs, always=False):
+    async def run(self, *jobs: Callable[[], None], always: bool = False) -> None:
         def held() -> None:
             self.reached.set()
             self._open.wait(10)
@@ -342,13 +361,15 @@ class _Gate:
 
 @pytest.mark.parametrize("how", ["fence", "retire"])
 @pytest.mark.parametrize("what", ["load", "save"])
-async def test_an_invalidation_while_in_flight_fences_the_transfer(folder, how, what):
+async def test_an_invalidation_while_in_flight_fences_the_transfer(
+    folder: Path, how: str, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fence = Fence()
     wanted = context(1 if what == "load" else 2)
     async with open_store(settings(folder)) as store:
         await save(store, context(1))
         await store.flush()
-        gate = _Gate(store)
+        gate = _Gate(store, monkeypatch)
         staging = memoryview(bytearray(plaintext(wanted)))
         transfer = store.load if what == "load" else store.save
 
@@ -374,10 +395,12 @@ async def test_an_invalidation_while_in_flight_fences_the_transfer(folder, how, 
         assert store.statistics().fenced == 1
 
 
-async def test_a_cancelled_load_leaves_no_plaintext_and_no_thread_behind():
+async def test_a_cancelled_load_leaves_no_plaintext_and_no_thread_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async with open_store(settings(None)) as store:
         await save(store, context())
-        gate = _Gate(store)
+        gate = _Gate(store, monkeypatch)
         staging = memoryview(bytearray(b"\xaa" * context().plaintext_bytes))
         async with asyncio.TaskGroup() as group:
             task = group.create_task(store.load(context(), KEYS, staging, Fence()))
@@ -391,9 +414,11 @@ async def test_a_cancelled_load_leaves_no_plaintext_and_no_thread_behind():
         assert tier(store, "host").pinned == 0
 
 
-async def test_a_cancelled_save_is_never_visible_and_gives_its_room_back():
+async def test_a_cancelled_save_is_never_visible_and_gives_its_room_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async with open_store(settings(None)) as store:
-        gate = _Gate(store)
+        gate = _Gate(store, monkeypatch)
         async with asyncio.TaskGroup() as group:
             task = group.create_task(save(store, context()))
             await gate.wait()
@@ -410,7 +435,9 @@ async def test_a_cancelled_save_is_never_visible_and_gives_its_room_back():
         assert (await save(store, context())).stored
 
 
-async def test_retired_namespaces_are_gone_at_once_and_for_ever_and_others_stay(folder):
+async def test_retired_namespaces_are_gone_at_once_and_for_ever_and_others_stay(
+    folder: Path,
+) -> None:
     async with open_store(settings(folder)) as store:
         await save(store, context(1, room=1))
         await save(store, context(2, room=2))
@@ -427,7 +454,7 @@ async def test_retired_namespaces_are_gone_at_once_and_for_ever_and_others_stay(
         await load(store, context(2, room=2))
 
 
-async def test_reclaim_frees_the_bytes_of_every_tier_and_says_how_many(folder):
+async def test_reclaim_frees_the_bytes_of_every_tier_and_says_how_many(folder: Path) -> None:
     async with open_store(settings(folder)) as store:
         for number in range(4):
             await save(store, context(number, room=1))
@@ -442,7 +469,7 @@ async def test_reclaim_frees_the_bytes_of_every_tier_and_says_how_many(folder):
         assert store.namespaces() == {namespace(2)}, "and a restart does not bring them back"
 
 
-async def test_what_the_background_freed_is_in_the_next_answer(folder):
+async def test_what_the_background_freed_is_in_the_next_answer(folder: Path) -> None:
     async with open_store(settings(folder)) as store:
         await save(store, context())
         await store.flush()
@@ -453,14 +480,24 @@ async def test_what_the_background_freed_is_in_the_next_answer(folder):
         assert (await store.reclaim()).blocks == 2
 
 
-async def test_retiring_costs_the_same_for_any_number_of_blocks(folder):
+async def test_retiring_costs_the_same_for_any_number_of_blocks(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Counted in index steps, not in time: `retire` touches no block at all."""
     async with open_store(settings(None)) as store:
         for number in range(50):
             await save(store, context(number))
-        touched = []
+        touched: list[Collection[NamespaceId]] = []
         index = store._host._index
-        index.of_namespaces, walk = (lambda *a: touched.append(a) or walk(*a)), index.of_namespaces
+        walk = index.of_namespaces
+
+        def counting(
+            namespaces: Collection[NamespaceId], step: int
+        ) -> Iterator[list[BlockAddress]]:
+            touched.append(namespaces)
+            return walk(namespaces, step)
+
+        monkeypatch.setattr(index, "of_namespaces", counting)
         store.retire([namespace(1)])
         assert touched == []
         assert len(index) == 50
@@ -469,7 +506,9 @@ async def test_retiring_costs_the_same_for_any_number_of_blocks(folder):
 # Room and quota
 
 
-async def test_the_host_tier_gives_way_to_new_blocks_and_nvme_still_has_the_old(folder):
+async def test_the_host_tier_gives_way_to_new_blocks_and_nvme_still_has_the_old(
+    folder: Path,
+) -> None:
     async with open_store(settings(folder, host_bytes=MIB)) as store:
         for number in range(100):
             await save(store, context(number))
@@ -480,7 +519,7 @@ async def test_the_host_tier_gives_way_to_new_blocks_and_nvme_still_has_the_old(
             await load(store, context(number))
 
 
-async def test_a_host_tier_full_of_unwritten_blocks_waits_for_write_behind(folder):
+async def test_a_host_tier_full_of_unwritten_blocks_waits_for_write_behind(folder: Path) -> None:
     async with open_store(settings(folder, host_bytes=MIB, write_behind_s=3600.0)) as store:
         for number in range(100):
             await save(store, context(number))
@@ -489,7 +528,9 @@ async def test_a_host_tier_full_of_unwritten_blocks_waits_for_write_behind(folde
 
 
 @pytest.mark.parametrize("name", list(TierName)[1:])
-async def test_a_tenant_above_its_quota_is_refused_by_name_and_loses_nothing(folder, name):
+async def test_a_tenant_above_its_quota_is_refused_by_name_and_loses_nothing(
+    folder: Path, name: TierName
+) -> None:
     async with open_store(settings(folder)) as store:
         store.set_quota(component(1), name, 2 * RECORD)
         await save(store, context(1))
@@ -511,7 +552,7 @@ async def test_a_tenant_above_its_quota_is_refused_by_name_and_loses_nothing(fol
         await load(store, context(2))
 
 
-async def test_a_tenant_at_its_host_quota_replaces_what_nvme_holds_too(folder):
+async def test_a_tenant_at_its_host_quota_replaces_what_nvme_holds_too(folder: Path) -> None:
     async with open_store(settings(folder)) as store:
         store.set_quota(component(1), TierName.HOST, 2 * RECORD)
         for number in range(6):
@@ -523,7 +564,7 @@ async def test_a_tenant_at_its_host_quota_replaces_what_nvme_holds_too(folder):
         assert store.statistics().quota_refusals == 0
 
 
-async def test_usage_that_a_restart_found_counts_toward_the_quota_at_once(folder):
+async def test_usage_that_a_restart_found_counts_toward_the_quota_at_once(folder: Path) -> None:
     async with open_store(settings(folder)) as store:
         for number in range(3):
             await save(store, context(number))
@@ -534,7 +575,7 @@ async def test_usage_that_a_restart_found_counts_toward_the_quota_at_once(folder
         assert tier(store, "nvme").blocks == 3
 
 
-async def test_a_block_larger_than_the_arena_is_overloaded():
+async def test_a_block_larger_than_the_arena_is_overloaded() -> None:
     async with open_store(settings(None, host_bytes=MIB)) as store:
         await save(store, context(1))
         with pytest.raises(Overloaded):
@@ -542,18 +583,20 @@ async def test_a_block_larger_than_the_arena_is_overloaded():
         await load(store, context(1))
 
 
-async def test_a_full_crypto_queue_is_overloaded_and_leaves_everything_as_it_was():
+async def test_a_full_crypto_queue_is_overloaded_and_leaves_everything_as_it_was() -> None:
     async with open_store(settings(None, crypto_queue_max=0)) as store:
         with pytest.raises(Overloaded):
             await save(store, context())
         assert tier(store, "host").used_bytes == 0
 
 
-async def test_a_pin_that_ran_out_lets_a_block_go_and_its_reader_still_reads_right():
+async def test_a_pin_that_ran_out_lets_a_block_go_and_its_reader_still_reads_right(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     clock = FakeClock()
     async with open_store(settings(None, pin_s=1.0), clock) as store:
         await save(store, context())
-        gate = _Gate(store)
+        gate = _Gate(store, monkeypatch)
         async with asyncio.TaskGroup() as group:
             task = group.create_task(load(store, context()))
             await gate.wait()
@@ -567,13 +610,16 @@ async def test_a_pin_that_ran_out_lets_a_block_go_and_its_reader_still_reads_rig
 # Leaks
 
 
-async def test_no_plaintext_is_in_any_file_nor_in_the_arena(folder, caplog):
+async def test_no_plaintext_is_in_any_file_nor_in_the_arena(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     staging = Staging(MIB)
     with caplog.at_level(logging.DEBUG):
         async with open_store(settings(folder)) as store:
             for number in range(20):
                 wanted = context(number)
                 slot = staging.reserve(wanted.plaintext_bytes)
+                assert slot is not None
                 view = staging.bytes_of(slot)
                 view[:] = plaintext(wanted)
                 await store.save(wanted, KEYS, view, Fence())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 
 import pytest
 
@@ -19,13 +20,13 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 @pytest.fixture
-def staging():
+def staging() -> Iterator[Staging]:
     made = Staging(64 * 1024)
     yield made
     made.close()
 
 
-def test_a_tensor_shares_stagings_bytes(staging):
+def test_a_tensor_shares_stagings_bytes(staging: Staging) -> None:
     tensor = tensor_of(staging.view, 4096, torch.float32, (4, 8))
     tensor.fill_(1.0)
     assert bytes(staging.view[4096:4100]) == b"\0\0\x80\x3f"
@@ -35,14 +36,18 @@ def test_a_tensor_shares_stagings_bytes(staging):
 @pytest.mark.parametrize(
     ("offset", "shape"), [(-4, (4,)), (65536, (1,)), (65532, (2,)), (2, (4,)), (0, (0,))]
 )
-def test_a_tensor_beyond_staging_or_off_its_elements_is_refused(staging, offset, shape):
+def test_a_tensor_beyond_staging_or_off_its_elements_is_refused(
+    staging: Staging, offset: int, shape: tuple[int, ...]
+) -> None:
     with pytest.raises(Misuse):
         tensor_of(staging.view, offset, torch.float32, shape)
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8])
-def test_bytes_go_to_the_device_and_back_unchanged(staging, device, dtype):
+def test_bytes_go_to_the_device_and_back_unchanged(
+    staging: Staging, device: str, dtype: torch.dtype
+) -> None:
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("no CUDA device here")
     noise = bytes(range(256)) * 4
@@ -51,7 +56,7 @@ def test_bytes_go_to_the_device_and_back_unchanged(staging, device, dtype):
     pages = torch.zeros(1024 // dtype.itemsize, dtype=dtype, device=where)
     before = None
     if device == "cuda":
-        before = torch.cuda.Event()
+        before = torch.cuda.Event()  # type: ignore[no-untyped-call] # torch leaves it untyped
         before.record()
     with DeviceCopies(staging.view, where) as copies:
         copies.to_device(0, pages, before)
@@ -66,6 +71,6 @@ def test_bytes_go_to_the_device_and_back_unchanged(staging, device, dtype):
     del copies
 
 
-def test_another_kind_of_device_is_refused(staging):
+def test_another_kind_of_device_is_refused(staging: Staging) -> None:
     with pytest.raises(Misuse), DeviceCopies(staging.view, torch.device("meta")):
         pass

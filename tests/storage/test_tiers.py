@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
 
 import pytest
 
+from storage.block import BlockContext
 from storage.fence import Fenced
+from storage.lifecycle import Admit
 from storage.tiers.host import HostTier
 from storage.tiers.memory import MemoryTier
 from storage.tiers.nvme import NvmeTier
@@ -31,21 +34,21 @@ def refuse() -> None:
 
 
 @asynccontextmanager
-async def memory_tier(clock, tmp_path) -> AsyncIterator[Tier]:
+async def memory_tier(clock: FakeClock, tmp_path: Path) -> AsyncIterator[Tier]:
     tier = MemoryTier(CAPACITY, clock, pin_ns=PIN_S * 10**9)
     yield tier
     await tier.close()
 
 
 @asynccontextmanager
-async def host_tier(clock, tmp_path) -> AsyncIterator[Tier]:
+async def host_tier(clock: FakeClock, tmp_path: Path) -> AsyncIterator[Tier]:
     tier = HostTier(CAPACITY, clock, pin_ns=PIN_S * 10**9, lock_memory=False)
     yield tier
     await tier.close()
 
 
 @asynccontextmanager
-async def nvme_tier(clock, tmp_path) -> AsyncIterator[Tier]:
+async def nvme_tier(clock: FakeClock, tmp_path: Path) -> AsyncIterator[Tier]:
     workers = disk_workers(2, 64)
     tier = await NvmeTier.open(
         tmp_path / "nvme", CAPACITY, CAPACITY // 4, workers, clock, pin_ns=PIN_S * 10**9
@@ -56,29 +59,31 @@ async def nvme_tier(clock, tmp_path) -> AsyncIterator[Tier]:
 
 
 @pytest.fixture
-def clock():
+def clock() -> FakeClock:
     return FakeClock()
 
 
 @pytest.fixture(params=[memory_tier, host_tier, nvme_tier], ids=["memory", "host", "nvme"])
-async def tier(request, clock, tmp_path):
-    make: Callable[..., object] = request.param
+async def tier(
+    request: pytest.FixtureRequest, clock: FakeClock, tmp_path: Path
+) -> AsyncIterator[Tier]:
+    make: Callable[[FakeClock, Path], AbstractAsyncContextManager[Tier]] = request.param
     async with make(clock, tmp_path) as made:
         yield made
 
 
-async def put(tier: Tier, wanted, sequence=1, admit=admit):
+async def put(tier: Tier, wanted: BlockContext, sequence: int = 1, admit: Admit = admit) -> bytes:
     header, record = sealed(wanted, sequence=sequence)
     await tier.put(header, record, admit)
     return bytes(record[4096:])
 
 
-async def body(tier: Tier, wanted) -> bytes:
+async def body(tier: Tier, wanted: BlockContext) -> bytes:
     async with tier.hold(wanted.address) as record:
         return bytes(record[4096:])
 
 
-async def test_a_record_comes_back_as_it_went_in(tier):
+async def test_a_record_comes_back_as_it_went_in(tier: Tier) -> None:
     stored = await put(tier, context())
     assert context().address in tier
     assert await body(tier, context()) == stored
@@ -87,14 +92,14 @@ async def test_a_record_comes_back_as_it_went_in(tier):
     assert tier.used() == {component(1): RECORD}
 
 
-async def test_what_is_absent_is_missing(tier):
+async def test_what_is_absent_is_missing(tier: Tier) -> None:
     assert context().address not in tier
     assert tier.resident(context().address) is None
     with pytest.raises(Missing):
         await body(tier, context())
 
 
-async def test_ranks_of_one_block_are_two_blocks(tier):
+async def test_ranks_of_one_block_are_two_blocks(tier: Tier) -> None:
     zero = await put(tier, context(rank=0))
     one = await put(tier, context(rank=1))
     assert zero != one
@@ -102,7 +107,7 @@ async def test_ranks_of_one_block_are_two_blocks(tier):
     assert await body(tier, context(rank=1)) == one
 
 
-async def test_a_refused_put_is_never_visible_and_charges_nothing(tier):
+async def test_a_refused_put_is_never_visible_and_charges_nothing(tier: Tier) -> None:
     with pytest.raises(Fenced):
         await put(tier, context(), admit=refuse)
     assert context().address not in tier
@@ -111,13 +116,13 @@ async def test_a_refused_put_is_never_visible_and_charges_nothing(tier):
     assert await body(tier, context()) == stored
 
 
-async def test_a_record_is_not_visible_before_it_is_admitted(tier):
+async def test_a_record_is_not_visible_before_it_is_admitted(tier: Tier) -> None:
     seen = []
     await put(tier, context(), admit=lambda: seen.append(context().address in tier))
     assert seen == [False]
 
 
-async def test_a_second_put_replaces_the_first_and_is_charged_once(tier):
+async def test_a_second_put_replaces_the_first_and_is_charged_once(tier: Tier) -> None:
     await put(tier, context(), sequence=1)
     second = await put(tier, context(), sequence=2)
     assert await body(tier, context()) == second
@@ -125,7 +130,7 @@ async def test_a_second_put_replaces_the_first_and_is_charged_once(tier):
     assert tier.statistics().blocks == 1
 
 
-async def test_drop_frees_capacity_quota_and_address(tier):
+async def test_drop_frees_capacity_quota_and_address(tier: Tier) -> None:
     await put(tier, context())
     assert tier.drop(context().address) == RECORD
     assert tier.drop(context().address) == 0
@@ -134,7 +139,7 @@ async def test_drop_frees_capacity_quota_and_address(tier):
     assert tier.statistics().used_bytes == 0
 
 
-async def test_capacity_that_was_freed_can_be_filled_again_and_again(tier):
+async def test_capacity_that_was_freed_can_be_filled_again_and_again(tier: Tier) -> None:
     for number in range(60):
         wanted = context(number)
         stored = await put(tier, wanted, sequence=number)
@@ -143,7 +148,7 @@ async def test_capacity_that_was_freed_can_be_filled_again_and_again(tier):
     assert tier.statistics().evictions == 0
 
 
-async def test_a_full_tier_evicts_the_least_recently_used(tier):
+async def test_a_full_tier_evicts_the_least_recently_used(tier: Tier) -> None:
     count = 60
     for number in range(count):
         await put(tier, context(number, room=number), sequence=number)
@@ -156,7 +161,7 @@ async def test_a_full_tier_evicts_the_least_recently_used(tier):
     assert tier.statistics().used_bytes <= tier.statistics().capacity_bytes
 
 
-async def test_children_are_evicted_before_their_parents(tier):
+async def test_children_are_evicted_before_their_parents(tier: Tier) -> None:
     """Two chains in one tier, each growing where it ends now, at the cost of the other's end."""
 
     def depth_of(first: int) -> int:
@@ -174,7 +179,7 @@ async def test_children_are_evicted_before_their_parents(tier):
     assert tier.statistics().evictions > 0
 
 
-async def test_a_chain_longer_than_the_tier_keeps_its_beginning(tier):
+async def test_a_chain_longer_than_the_tier_keeps_its_beginning(tier: Tier) -> None:
     async def grow() -> None:
         for number in range(60):
             await put(tier, context(number, parent=number - 1 if number else None))
@@ -185,7 +190,9 @@ async def test_a_chain_longer_than_the_tier_keeps_its_beginning(tier):
     assert tier.statistics().evictions == 0
 
 
-async def test_a_pinned_block_is_not_evicted_until_its_pin_runs_out(tier, clock):
+async def test_a_pinned_block_is_not_evicted_until_its_pin_runs_out(
+    tier: Tier, clock: FakeClock
+) -> None:
     stored = await put(tier, context(0))
     async with tier.hold(context(0).address) as record:
         if tier.name != "nvme":  # its holders have a copy, pinned only while it is read
@@ -197,7 +204,9 @@ async def test_a_pinned_block_is_not_evicted_until_its_pin_runs_out(tier, clock)
     assert tier.statistics().pinned == 0
 
 
-async def test_a_holders_bytes_stay_when_the_block_is_dropped_and_its_room_taken(tier):
+async def test_a_holders_bytes_stay_when_the_block_is_dropped_and_its_room_taken(
+    tier: Tier,
+) -> None:
     stored = await put(tier, context(0))
     async with tier.hold(context(0).address) as record:
         tier.drop(context(0).address)
@@ -208,7 +217,7 @@ async def test_a_holders_bytes_stay_when_the_block_is_dropped_and_its_room_taken
         await put(tier, context(number), sequence=number)
 
 
-async def test_a_tenant_above_its_quota_is_refused_and_others_are_not(tier):
+async def test_a_tenant_above_its_quota_is_refused_and_others_are_not(tier: Tier) -> None:
     tier.set_quota(component(1), 2 * RECORD)
     await put(tier, context(1))
     await put(tier, context(2))
@@ -221,14 +230,14 @@ async def test_a_tenant_above_its_quota_is_refused_and_others_are_not(tier):
     await put(tier, context(3))
 
 
-async def test_a_record_that_never_fits_is_overloaded_and_evicts_nobody(tier):
+async def test_a_record_that_never_fits_is_overloaded_and_evicts_nobody(tier: Tier) -> None:
     await put(tier, context(1))
     with pytest.raises(Overloaded):
         await put(tier, context(2, segments=(CAPACITY + 1,)))
     assert context(1).address in tier
 
 
-async def test_namespaces_are_counted_and_dropped_as_a_whole(tier):
+async def test_namespaces_are_counted_and_dropped_as_a_whole(tier: Tier) -> None:
     await put(tier, context(1, room=1))
     await put(tier, context(2, room=1))
     await put(tier, context(3, room=2, tenant=2))
@@ -240,7 +249,7 @@ async def test_namespaces_are_counted_and_dropped_as_a_whole(tier):
     assert context(3).address in tier
 
 
-async def test_many_writers_and_readers_at_once_see_whole_records(tier):
+async def test_many_writers_and_readers_at_once_see_whole_records(tier: Tier) -> None:
     async def one(number: int) -> None:
         wanted = context(number)
         stored = await put(tier, wanted, sequence=number)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from collections.abc import Iterator
 
 import pytest
 
@@ -13,13 +14,13 @@ from strongroom.errors import Overloaded
 
 
 @pytest.fixture
-def workers():
+def workers() -> Iterator[Workers]:
     made = Workers("test", 2, queue_max=4)
     yield made
     made.close()
 
 
-async def test_crypto_threads_run_below_the_event_loop_and_disk_threads_do_not():
+async def test_crypto_threads_run_below_the_event_loop_and_disk_threads_do_not() -> None:
     seen = {}
 
     def look(name: str) -> None:
@@ -36,11 +37,15 @@ async def test_crypto_threads_run_below_the_event_loop_and_disk_threads_do_not()
     assert seen["disk"] == ("strongroom-disk_0", before)
 
 
-async def test_the_queue_is_bounded_and_housekeeping_gets_in(workers):
+async def test_the_queue_is_bounded_and_housekeeping_gets_in(workers: Workers) -> None:
     go_on = threading.Event()
-    ran = []
+    ran: list[str] = []
+
+    def wait() -> None:
+        go_on.wait(10)
+
     async with asyncio.TaskGroup() as group:
-        group.create_task(workers.run(*[lambda: go_on.wait(10) and None] * 4))
+        group.create_task(workers.run(*[wait] * 4))
         await asyncio.sleep(0)
         with pytest.raises(Overloaded):
             await workers.run(lambda: ran.append("refused"))
@@ -53,7 +58,7 @@ async def test_the_queue_is_bounded_and_housekeeping_gets_in(workers):
     assert workers.depth == 0
 
 
-async def test_an_error_is_raised_once_every_job_has_ended(workers):
+async def test_an_error_is_raised_once_every_job_has_ended(workers: Workers) -> None:
     ended = threading.Event()
 
     def fail() -> None:
@@ -67,7 +72,9 @@ async def test_an_error_is_raised_once_every_job_has_ended(workers):
     assert ended.is_set()
 
 
-async def test_a_cancelled_run_ends_when_its_threads_have_however_often_it_is_cancelled(workers):
+async def test_a_cancelled_run_ends_when_its_threads_have_however_often_it_is_cancelled(
+    workers: Workers,
+) -> None:
     started, go_on, ended = threading.Event(), threading.Event(), threading.Event()
 
     def job() -> None:
