@@ -117,6 +117,26 @@ async def test_a_body_over_the_limit_is_refused_whether_announced_or_not(
 
 
 @pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
+async def test_a_body_announced_too_large_is_not_even_read(
+    settings: ServiceSettings, service: Service
+) -> None:
+    read = 0
+
+    async def pieces() -> Any:
+        nonlocal read
+        read += 1
+        yield b"{}"
+
+    response = await service.http.post(
+        "/v1/tenants",
+        content=pieces(),
+        headers={"Content-Length": str(settings.body_bytes_max + 1)},
+    )
+    assert (response.status_code, read) == (413, 0)
+    assert response.json()["limit"] == settings.body_bytes_max
+
+
+@pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
 @pytest.mark.parametrize(
     ("content", "status", "field"),
     [

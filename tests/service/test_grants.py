@@ -13,6 +13,7 @@ from service.audit.models import AuditRow
 from service.auth.tokens import Role
 from service.grants import namespaces
 from service.keys import components
+from service.registry import store as registry
 from service.settings import ServiceSettings
 from strongroom.derivation import engine_salt, namespace_secret, salt_digest
 from strongroom.grant import GrantClaims, Operation
@@ -137,9 +138,9 @@ async def test_a_whole_grants_salt_is_the_namespaces_and_any_others_is_used_once
     denied = [(await scene.grant(scene.bob))[0]["salt"] for _ in range(2)]
     assert len({*denied, first["salt"]}) == 3
     assert {len(salt) for salt in (*denied, first["salt"])} == {43}
-    uncovered, _ = await scene.grant(scene.alice, spans=scene.spans()[:2])
-    assert uncovered["granted_tokens"] == 80
-    assert uncovered["salt"] not in (first["salt"], *denied)
+    uncovered = [(await scene.grant(scene.alice, spans=scene.spans()[:2]))[0] for _ in range(2)]
+    assert [answer["granted_tokens"] for answer in uncovered] == [80, 80]
+    assert len({*denied, first["salt"], *(answer["salt"] for answer in uncovered)}) == 5
 
 
 async def test_denied_unregistered_foreign_and_revoked_look_alike_outside(scene: Scene) -> None:
@@ -179,6 +180,24 @@ async def test_denied_unregistered_foreign_and_revoked_look_alike_outside(scene:
     assert len(shapes) == 1
     reasons = {row.reason for row in await audited(service, "grant.denied")}
     assert {"unregistered", "no_rule"} <= reasons
+
+
+async def test_a_version_without_its_secret_or_its_row_is_not_granted(scene: Scene) -> None:
+    first = await scene.service.document(scene.tenant, "one.md", scene.group)
+    second = await scene.service.document(scene.tenant, "two.md", scene.group)
+    for version in (first, second):
+        spans = [{"end": TOKENS, "document": version}]
+        assert (await scene.grant(scene.alice, spans=spans))[0]["granted_tokens"] == TOKENS
+    async with scene.service.runtime.database.writers.begin() as session:
+        await components.destroy(session, [ComponentId(first)])
+        await registry.remove_version(
+            session, await registry.get_version(session, scene.tenant, second)
+        )
+    for version in (first, second):
+        spans = [{"end": TOKENS, "document": version}]
+        assert (await scene.grant(scene.alice, spans=spans))[0]["granted_tokens"] == 0
+    reasons = [row.reason for row in await audited(scene.service, "grant.denied")]
+    assert reasons == ["revoked", "unregistered"]
 
 
 async def test_nothing_after_the_first_denied_span_is_granted(scene: Scene) -> None:
@@ -325,7 +344,8 @@ async def test_an_artefact_that_is_unknown_foreign_or_upgraded_is_not_there(
         f"/v1/artefacts/{old['id']}/upgrade", {"revision": "2", "digest": digest("2")}
     )
     answers = set()
-    for value in ("0" * 32, theirs["id"], old["id"], scene.document):
+    another_axis = scene.artefacts.model if axis != "model" else scene.artefacts.policy
+    for value in ("0" * 32, theirs["id"], old["id"], scene.document, another_axis):
         answer = await scene.alice.ask("POST", "/v1/grants", scene.body(**{axis: value}))
         answers.add((answer.status_code, answer.text))
     assert len(answers) == 1

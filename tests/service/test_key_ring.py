@@ -139,7 +139,7 @@ def test_a_link_among_the_keys_is_refused(
     target = tmp_path / "elsewhere"
     target.write_bytes(SECRET)
     (key_directory / TOKEN_KEY).symlink_to(target)
-    with pytest.raises(Misuse, match="link"):
+    with pytest.raises(Misuse, match="is a link"):
         load_signer(key_directory, TOKEN_KEY)
 
 
