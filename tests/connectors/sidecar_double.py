@@ -19,6 +19,7 @@ from typing import Self
 
 from strongroom.blocks import Extent, Grid
 from strongroom.clock import boot_ns
+from strongroom.errors import StrongroomError
 from strongroom.kvformat import Layout
 from strongroom.wire.frames import (
     PROTOCOL_VERSION,
@@ -205,7 +206,7 @@ class SidecarDouble:
 
     def _serve(self, connection: socket.socket) -> None:
         try:
-            with contextlib.suppress(OSError, ValueError), connection:
+            with contextlib.suppress(OSError, ValueError, StrongroomError), connection:
                 self._converse(connection)
         finally:
             with self._changed:
@@ -219,15 +220,16 @@ class SidecarDouble:
         if self.faults.refuse_hello or hello.token != TOKEN:
             self._send(connection, Failure("refused", "who are you"))
             return
+        # Known before it is welcomed: whoever was welcomed can be dropped.
+        with self._changed:
+            self._connections.append((hello.role, connection))
+            self.frames.append(hello)
+            self._changed.notify_all()
         session = None
         if hello.role == "worker":
             session = self._welcome_worker(connection, hello)
         else:
             self._send(connection, Welcome(PROTOCOL_VERSION, "s", self._tokens_per_block, 0))
-        with self._changed:
-            self._connections.append((hello.role, connection))
-            self.frames.append(hello)
-            self._changed.notify_all()
         for frame in frames:
             self._answer(connection, session, hello, frame)
             if not isinstance(frame, Ping):

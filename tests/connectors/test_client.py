@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -253,6 +254,41 @@ def test_a_large_frame_arrives_whole(
     assert [len(frame.tokens) for frame in sidecar.seen(Open) if isinstance(frame, Open)] == [
         4_000_000
     ] * 4
+
+
+def test_what_a_lost_session_did_not_read_is_not_sent_to_the_next(
+    sidecar: SidecarDouble,
+    link: SidecarLink,
+    listener: Listener,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answer, stalled = sidecar._answer, threading.Event()
+
+    def stall(*arguments: Any) -> None:
+        stalled.wait(10)
+        answer(*arguments)
+
+    monkeypatch.setattr(sidecar, "_answer", stall)
+    link.start()
+    assert link.wait_open(10)
+    for number in range(4):
+        link.send(Open(str(number), "good", "", bytes(4_000_000), "none"))
+    sidecar.drop()
+    assert listener.wait(lambda: len(listener.sessions) == 2)
+    monkeypatch.setattr(sidecar, "_answer", answer)
+    stalled.set()
+    assert link.wait_open(10)
+    assert link.send(open_frame("new"))
+    assert listener.wait(lambda: Verdict("new", True, 0, True) in listener.frames)
+    assert len(listener.sessions) == 2
+
+
+def test_staging_shorter_than_it_is_said_to_be_is_refused() -> None:
+    descriptor = os.memfd_create("short", os.MFD_ALLOW_SEALING)
+    os.ftruncate(descriptor, 4096)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+    with pytest.raises(ProtocolViolation):
+        map_staging(descriptor, 8192)
 
 
 def test_the_token_is_read_as_text_and_bounded(tmp_path: Path) -> None:
