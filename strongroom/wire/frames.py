@@ -159,6 +159,17 @@ class Verdict(msgspec.Struct, frozen=True, tag="verdict"):
     save: bool
 
 
+class Lease(msgspec.Struct, frozen=True, tag="lease"):
+    """Until when the sidecar may serve, as far as it knows now (boot clock).
+
+    Sent to a scheduler after `Welcome` and at every renewal, in order with `Fenced`. Past the
+    latest one a verdict allows nothing, the engine's own prefix cache included: a sidecar that
+    is cut off from the service cannot know what was revoked meanwhile.
+    """
+
+    deadline_ns: int
+
+
 class Fenced(msgspec.Struct, frozen=True, tag="fenced"):
     """The request was invalidated: treat it from now on as not allowed."""
 
