@@ -243,5 +243,15 @@ class Failure(msgspec.Struct, frozen=True, tag="failure"):
 
 EngineFrame = Hello | Open | Load | Copied | Save | Filled | Cancel | Finish | Ping
 SidecarFrame = (
-    Welcome | Verdict | Fenced | Part | LoadDone | LoadFailed | Slots | SaveDone | Pong | Failure
+    Welcome
+    | Verdict
+    | Lease
+    | Fenced
+    | Part
+    | LoadDone
+    | LoadFailed
+    | Slots
+    | SaveDone
+    | Pong
+    | Failure
 )
