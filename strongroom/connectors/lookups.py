@@ -7,15 +7,20 @@ Rules:
   own prefix cache either: a local hit would bypass grant, fence and audit. The engine takes its
   local hit before it asks, so a refusal is answered "ask again" until `settle`, which runs
   outside the lookup, has told the engine to skip that cache (ENGINES.md, "vLLM on CPU").
+- A verdict counts as long as the sidecar's lease runs, and a session without a lease allows
+  nothing. Who finds the lease over waits for its renewal until the deadline and is refused then.
+  This is judged whenever the engine is about to schedule a request that holds no pages: out of
+  the queue, at every try while there is no room, and again after a preemption. A request that
+  has its pages keeps them.
 - An allowed request may use its local hits. External tokens are whole pages, start where the
   local hit ends and leave at least one token to compute.
 - A load that failed is not tried again, and its request is refused from then on: a fence and a
   corrupt block look alike here.
 - A verdict that comes after the deadline still allows saving: what the request computed alone,
-  it computed for the namespaces of its own grant.
+  it computed for the namespaces of its own grant. While the lease is over no save is drawn up.
 
 Methods run on the engine's scheduling thread; `opened`, `received` and `closed` on the IO
-thread. The lock guards `_by_request` and the verdicts.
+thread. The lock guards `_by_request`, the verdicts and the lease.
 """
 
 from __future__ import annotations
@@ -30,6 +35,7 @@ from typing import Final, Protocol
 
 from strongroom.clock import Clock, boot_ns
 from strongroom.connectors.orders import LoadOrder, SaveOrder, StepOrders
+from strongroom.errors import Missing
 from strongroom.identity import NO_ADAPTER
 from strongroom.limits import (
     ENGINE_SALT_CHARS_MAX,
@@ -42,6 +48,7 @@ from strongroom.wire.frames import (
     EngineFrame,
     Fenced,
     Finish,
+    Lease,
     Open,
     SidecarFrame,
     Verdict,
@@ -89,6 +96,8 @@ class Standing(enum.Enum):
     WAITING = "waiting"
     ALLOWED = "allowed"
     REFUSED = "refused"
+    LAPSED = "lapsed"
+    """Allowed, but the lease is over and so is the time to wait for another."""
 
 
 @dataclass(slots=True)
@@ -104,6 +113,8 @@ class _Known:
     fenced: bool = False
     refused: bool = False
     skips: bool = False
+    asks: bool = False
+    """The engine was last told to ask again: the request waits, and holds no pages."""
     local_tokens: int = 0
     loading: tuple[int, ...] = ()
     load_failed: bool = False
@@ -142,6 +153,8 @@ class Lookups:
         self._by_request: dict[str, _Known] = {}
         self._drawn = _Drawn()
         self._count = 0
+        self._lease_ns = 0
+        self._lapse_told = False
 
     def attach(self, link: Link) -> None:
         """Use `link` from now on."""
@@ -178,11 +191,17 @@ class Lookups:
         return Standing.REFUSED
 
     def matched(self, key: str, local_tokens: int, total_tokens: int) -> int | None:
-        """Tokens to load beyond `local_tokens`; None means "ask again". Changes no decision."""
+        """Tokens to load beyond `local_tokens`; None means "ask again". Changes no decision.
+
+        Raises `Missing` for a request that was never opened: nobody may judge it by default.
+        """
         known = self._known.get(key)
-        if known is None or known.skips:
+        if known is None:
+            raise Missing("a request that was never looked up", field="request")
+        if known.skips:
             return 0
-        if self._standing(known) is not Standing.ALLOWED or known.verdict is None:
+        known.asks = self._standing(known) is not Standing.ALLOWED
+        if known.asks or known.verdict is None:
             return None
         known.local_tokens = local_tokens
         if known.load_failed or local_tokens % self._page_tokens:
@@ -226,6 +245,7 @@ class Lookups:
         with self._lock:
             verdict = known.verdict
             stale = known.fenced or verdict is None or not (verdict.allowed and verdict.save)
+            stale = stale or self._clock() >= self._lease_ns
         if stale or verdict is None or known.generation != self._generation():
             return
         end = known.prompt_tokens - known.prompt_tokens % self._page_tokens
@@ -247,9 +267,13 @@ class Lookups:
                 self._drawn.preempted.append(key)
         refused = []
         for known in self._known.values():
-            if not known.skips and self._standing(known) is Standing.REFUSED:
+            standing = Standing.REFUSED if known.skips else self._standing(known)
+            lapsed = standing is Standing.LAPSED and known.asks
+            if not known.skips and (lapsed or standing is Standing.REFUSED):
                 known.refused = known.skips = True
                 refused.append(known.key)
+                if lapsed:
+                    self._tell_lapse()
         return refused
 
     def take_orders(self) -> StepOrders:
@@ -303,16 +327,22 @@ class Lookups:
     # The IO thread.
 
     def opened(self, welcome: Welcome, staging: mmap.mmap | None) -> None:
-        """Nothing to do: requests of earlier sessions carry their generation."""
+        """No lease yet. Requests of earlier sessions carry their generation."""
+        with self._lock:
+            self._lease_ns = 0
 
     def received(self, frame: SidecarFrame) -> None:
-        """Take a verdict or a fence into memory; other frames are a worker's."""
+        """Take a verdict, a lease or a fence into memory; other frames are a worker's."""
         match frame:
             case Verdict():
                 with self._lock:
                     known = self._by_request.get(frame.request)
                     if known is not None and known.verdict is None:
                         known.verdict = frame
+            case Lease():
+                with self._lock:
+                    self._lease_ns = frame.deadline_ns
+                    self._lapse_told = False
             case Fenced():
                 with self._lock:
                     known = self._by_request.get(frame.request)
@@ -322,7 +352,9 @@ class Lookups:
                 return
 
     def closed(self) -> None:
-        """Nothing to do: see `opened`."""
+        """The lease ends with its session."""
+        with self._lock:
+            self._lease_ns = 0
 
     def due(self, now_ns: int) -> int | None:
         """No deadline is served here: the engine asks again on its own."""
@@ -331,13 +363,22 @@ class Lookups:
     def _standing(self, known: _Known) -> Standing:
         if known.refused or known.generation != self._generation():
             return Standing.REFUSED
+        now = self._clock()
         with self._lock:
-            verdict, fenced = known.verdict, known.fenced
-        if fenced:
+            verdict, fenced, leased = known.verdict, known.fenced, now < self._lease_ns
+        if fenced or (verdict is not None and not verdict.allowed):
             return Standing.REFUSED
-        if verdict is not None:
-            return Standing.ALLOWED if verdict.allowed else Standing.REFUSED
-        return Standing.WAITING if self._clock() < known.deadline_ns else Standing.REFUSED
+        if verdict is not None and leased:
+            return Standing.ALLOWED
+        if now < known.deadline_ns:
+            return Standing.WAITING
+        return Standing.LAPSED if verdict is not None else Standing.REFUSED
+
+    def _tell_lapse(self) -> None:
+        """Log once for each lease that it is over."""
+        if not self._lapse_told:
+            self._lapse_told = True
+            _log.warning("the sidecar has no lease: requests go without any cache")
 
     def _generation(self) -> int:
         return self._link.generation if self._link else 0

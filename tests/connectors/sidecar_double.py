@@ -31,6 +31,7 @@ from strongroom.wire.frames import (
     Filled,
     Finish,
     Hello,
+    Lease,
     Load,
     LoadDone,
     LoadFailed,
@@ -76,6 +77,8 @@ class Faults:
     kill_at: int | None = None
     """The connection is closed in place of this part."""
     refuse_hello: bool = False
+    lease_s: float | None = 3600.0
+    """Seconds that the lease after `Welcome` runs: negative has lapsed, None sends none."""
     staging_bytes: int | None = None
     slots_max: int | None = None
     no_read: bool = False
@@ -108,6 +111,10 @@ class _Session:
         self.next_offset = start + -(-size // 4096) * 4096
         self.lent[start] = size
         return start
+
+
+def _lease(seconds: float) -> Lease:
+    return Lease(boot_ns() + int(seconds * _NS))
 
 
 class SidecarDouble:
@@ -182,6 +189,13 @@ class SidecarDouble:
                 for _, connection in self._connections:
                     self._send(connection, Fenced(name))
 
+    def renew(self, lease_s: float) -> None:
+        """Tell every scheduler of a lease that runs so long from now on."""
+        with self._changed:
+            for role, connection in self._connections:
+                if role == "scheduler":
+                    self._send(connection, _lease(lease_s))
+
     def seen(self, kind: type[EngineFrame]) -> list[EngineFrame]:
         """Frames of this kind, in order."""
         with self._changed:
@@ -230,6 +244,8 @@ class SidecarDouble:
             session = self._welcome_worker(connection, hello)
         else:
             self._send(connection, Welcome(PROTOCOL_VERSION, "s", self._tokens_per_block, 0))
+            if self.faults.lease_s is not None:
+                self._send(connection, _lease(self.faults.lease_s))
         for frame in frames:
             self._answer(connection, session, hello, frame)
             if not isinstance(frame, Ping):

@@ -21,6 +21,7 @@ from strongroom.wire.frames import (
     Hello,
     KVFormatFields,
     LayoutFields,
+    Lease,
     Open,
     SidecarFrame,
     Verdict,
@@ -45,6 +46,8 @@ class Listener:
         self.changed = threading.Condition()
         self.sessions: list[tuple[Welcome, int]] = []
         self.frames: list[SidecarFrame] = []
+        """Without leases, which come on their own."""
+        self.leases: list[Lease] = []
         self.ends = 0
         self.due_calls = 0
         self.staging: mmap.mmap | None = None
@@ -58,6 +61,9 @@ class Listener:
 
     def received(self, frame: SidecarFrame) -> None:
         with self.changed:
+            if isinstance(frame, Lease):
+                self.leases.append(frame)
+                return
             self.frames.append(frame)
             self.changed.notify_all()
         if self.fail_on_frame:

@@ -8,10 +8,21 @@ from hypothesis import strategies as st
 
 from strongroom.blocks import pack_tokens
 from strongroom.connectors.lookups import Ask, Lookups, Standing
+from strongroom.errors import Missing
 from strongroom.limits import GRANT_BYTES_MAX
-from strongroom.wire.frames import Cancel, EngineFrame, Fenced, Finish, Open, Verdict
+from strongroom.wire.frames import (
+    Cancel,
+    EngineFrame,
+    Fenced,
+    Finish,
+    Lease,
+    Open,
+    Verdict,
+    Welcome,
+)
 
 PAGE = 32
+SECOND = 1_000_000_000
 
 
 class RecordingLink:
@@ -35,6 +46,11 @@ class World:
         self.link = RecordingLink()
         self.now_ns = 0
         self.lookups = Lookups(self.link, PAGE, deadline_s=0.2, clock=lambda: self.now_ns)
+        self.lease(3600)
+
+    def lease(self, seconds: float) -> None:
+        """A lease that runs so long from now on."""
+        self.lookups.received(Lease(self.now_ns + int(seconds * SECOND)))
 
     def open(self, tokens: int = 100, key: str = "a", grant: str = "grant") -> str:
         ask = Ask(grant, "salt", pack_tokens(range(tokens)))
@@ -309,6 +325,110 @@ def test_a_second_verdict_for_a_request_is_ignored(world: World) -> None:
     world.refuse(request)
     world.allow(request, 96)
     assert world.lookups.settle() == ["a"]
+
+
+def test_a_verdict_allows_nothing_once_the_lease_is_over(world: World) -> None:
+    """Neither a load nor the engine's own prefix cache: the skip flag is set as for a refusal."""
+    world.lease(5)
+    world.allow(world.open(), 96)
+    world.now_ns = 5 * SECOND - 1
+    assert world.lookups.matched("a", 64, 100) == 32
+    world.now_ns = 5 * SECOND
+    assert world.lookups.matched("a", 64, 100) is None
+    assert world.lookups.settle() == ["a"]
+    assert world.lookups.matched("a", 0, 100) == 0
+
+
+def test_a_lease_renewed_in_time_keeps_the_verdict_and_one_renewed_too_late_does_not(
+    world: World,
+) -> None:
+    world.lease(5)
+    world.allow(world.open(key="late"), 96)
+    world.allow(world.open(key="prompt"), 96)
+    world.now_ns = 6 * SECOND
+    assert world.lookups.matched("late", 0, 100) is None
+    assert world.lookups.settle() == ["late"]
+    world.lease(5)
+    assert world.lookups.matched("late", 0, 100) == 0
+    assert world.lookups.matched("prompt", 0, 100) == 96
+    assert world.lookups.settle() == []
+
+
+def test_until_its_deadline_a_request_waits_for_a_lease_to_be_renewed(world: World) -> None:
+    world.lease(0.1)
+    world.allow(world.open(), 96)
+    world.now_ns = SECOND // 10
+    assert world.lookups.matched("a", 64, 100) is None
+    assert world.lookups.settle() == []
+    world.lease(5)
+    assert world.lookups.matched("a", 64, 100) == 32
+
+
+def test_a_session_that_never_got_a_lease_allows_nothing(world: World) -> None:
+    world.lookups.opened(Welcome(1, "s", 256, 0), None)
+    world.allow(world.open(), 96)
+    assert world.lookups.matched("a", 64, 100) is None
+    world.now_ns = SECOND
+    assert world.lookups.settle() == ["a"]
+
+
+@pytest.mark.parametrize("event", ["opened", "closed"])
+def test_a_lease_ends_with_its_session(world: World, event: str) -> None:
+    if event == "opened":
+        world.lookups.opened(Welcome(1, "s", 256, 0), None)
+    else:
+        world.lookups.closed()
+    world.allow(world.open(), 96)
+    assert world.lookups.matched("a", 0, 100) is None
+
+
+def test_the_last_lease_counts_also_where_it_is_shorter(world: World) -> None:
+    world.allow(world.open(), 96)
+    world.lease(0)
+    world.now_ns = SECOND
+    assert world.lookups.matched("a", 0, 100) is None
+
+
+def test_a_request_that_runs_is_not_judged_by_the_lease_until_it_is_preempted(
+    world: World,
+) -> None:
+    world.lease(5)
+    world.allow(world.open(), 96)
+    assert world.lookups.matched("a", 64, 100) == 32
+    world.now_ns = 6 * SECOND
+    assert world.lookups.settle() == []
+    assert world.lookups.settle(["a"]) == []
+    # It is asked about anew before it is resumed, with the local hit of now in hand.
+    assert world.lookups.matched("a", 64, 105) is None
+    assert world.lookups.settle() == ["a"]
+
+
+def test_a_lease_renewed_before_it_resumes_lets_a_preempted_request_use_the_cache(
+    world: World,
+) -> None:
+    world.lease(5)
+    world.allow(world.open(), 96)
+    assert world.lookups.matched("a", 64, 100) == 32
+    world.now_ns = 6 * SECOND
+    world.lookups.settle(["a"])
+    world.lease(5)
+    assert world.lookups.matched("a", 64, 105) == 32
+
+
+def test_nothing_is_saved_while_the_lease_is_over_and_it_is_once_renewed(world: World) -> None:
+    world.lease(5)
+    world.allow(world.open(), 0)
+    world.now_ns = 6 * SECOND
+    world.lookups.scheduled("a", 100, lambda: [1, 2, 3, 4])
+    assert world.lookups.take_orders().saves == ()
+    world.lease(5)
+    world.lookups.scheduled("a", 101, lambda: [1, 2, 3, 4])
+    assert [order.end for order in world.lookups.take_orders().saves] == [96]
+
+
+def test_a_request_that_was_never_looked_up_is_not_judged_by_default(world: World) -> None:
+    with pytest.raises(Missing):
+        world.lookups.matched("stranger", 64, 100)
 
 
 @given(
