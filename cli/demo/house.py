@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -30,6 +30,7 @@ from cli.demo.processes import DemoFailure, Processes, processes
 from cli.demo.world import Artefacts, World
 from cli.environment import child_environment
 from cli.serve import write_private
+from policy.signing import decode_base64url
 from service.auth.issuer import open_issuer
 from service.auth.tokens import Role
 from service.settings import read_settings
@@ -37,6 +38,7 @@ from service.settings import read_settings
 _SETTLE_S: Final = 20.0
 _POLL_S: Final = 0.1
 _TOKEN_LIFE_S: Final = 3600
+_CHUNK_BYTES: Final = 8 * 1024 * 1024
 _ENGINE_NAME: Final = "demo"
 _FORBIDDEN_IN_ENGINE: Final = ("service", "policy", "storage", "sidecar", "cli")
 
@@ -214,13 +216,21 @@ class House:
         self.start_sidecar()
         return aside
 
-    def put_nvme_back(self, aside: Path) -> None:
-        """Put a copy of the NVMe tier back under a restarted sidecar."""
+    def put_nvme_back(self, aside: Path, *, restart_engine: bool = False) -> None:
+        """Put a copy of the NVMe tier back under a restarted sidecar.
+
+        With the engine restarted too, whatever hits afterwards came from that copy.
+        """
         self._console.print("     putting the old ciphertext back ...", style="dim")
+        if restart_engine:
+            self.engine.close()
+            self._running.stop("engine")
         self._running.stop("sidecar")
         shutil.rmtree(self._nvme)
         shutil.copytree(aside, self._nvme)
         self.start_sidecar()
+        if restart_engine:
+            self.start_engine()
 
     # Changing
 
@@ -276,6 +286,29 @@ class House:
         items: list[dict[str, Any]] = answer["items"]
         return items
 
+    def log_entries(self) -> list[dict[str, Any]]:
+        """The invalidation log's entries, as an auditor reads them."""
+        entries: list[dict[str, Any]] = []
+        for token in self.api.get("/v1/log", limit=500)["entries"]:
+            payload = token.split(".")[1]
+            entries.append(json.loads(decode_base64url(payload, "entry")))
+        return entries
+
+    def files_holding(self, needles: Mapping[str, bytes]) -> list[str]:
+        """Where in the files that the product wrote one of `needles` is found, by its name.
+
+        The tokens that were handed out on purpose (operator, engine, join) are not among them;
+        copies of the NVMe tier that the demo put aside are.
+        """
+        found = []
+        for path in sorted(self._options.state.rglob("*")):
+            if path.is_file() and not path.is_symlink():
+                found += [
+                    f"{name} in {path.relative_to(self._options.state)}"
+                    for name in _search(path, needles)
+                ]
+        return found
+
     def verify_offline(self, certificate: Path) -> tuple[bool, str]:
         """`strongroom verify` with the certificate and the public keys, and nothing else."""
         keys = self._options.state / "public-keys.json"
@@ -319,6 +352,19 @@ def open_house(options: Options, console: Console) -> Iterator[House]:
         house = House(options, running, console)
         yield house
         house.engine.close()
+
+
+def _search(path: Path, needles: Mapping[str, bytes]) -> list[str]:
+    """The names of the needles that are in a file, read in overlapping chunks."""
+    overlap = max(len(needle) for needle in needles.values())
+    found: set[str] = set()
+    tail = b""
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            window = tail + chunk
+            found |= {name for name, needle in needles.items() if needle in window}
+            tail = window[-overlap:]
+    return sorted(found)
 
 
 def _strongroom() -> list[str]:

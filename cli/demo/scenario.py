@@ -6,6 +6,7 @@ so that a cache that is merely off does not pass.
 
 from __future__ import annotations
 
+import array
 import base64
 import hashlib
 import json
@@ -21,6 +22,7 @@ from cli.demo.house import House
 from cli.demo.processes import DemoFailure
 from cli.demo.report import Report
 from cli.demo.world import Grant, Part, Subject
+from strongroom.blocks import pack_tokens
 
 SPEEDUP_MIN: Final = 10.0
 SERVED_WITHIN_S: Final = 30.0
@@ -43,6 +45,7 @@ class Scenario:
         self._system_end = len(self._system)
         self._document_end = self._system_end + len(self._document)
         self._shared_pages = _whole_pages(self._system_end)
+        self._grants: list[Grant] = []
 
     def run(self) -> None:
         """Every step, in order."""
@@ -55,6 +58,7 @@ class Scenario:
         self._upgrade_model()
         self._remove_subject()
         self._audit()
+        self._canaries()
 
     # Who is who
 
@@ -83,7 +87,9 @@ class Scenario:
     ) -> Grant:
         tokens = self._tokens if tokens is None else tokens
         parts = self._parts(len(tokens), document)
-        return self._world.grant(subject, self._house.artefacts, tokens, parts)
+        grant = self._world.grant(subject, self._house.artefacts, tokens, parts)
+        self._grants.append(grant)
+        return grant
 
     def _ask(self, grant: Grant, tokens: Sequence[int] | None = None) -> Answer:
         tokens = self._tokens if tokens is None else tokens
@@ -167,9 +173,8 @@ class Scenario:
         own_copy = world.document(
             self._house.globex, "copy-of-handbook", copyists, _text_digest(self._handbook)
         )
-        copied = world.grant(
-            copyist, foreign, self._tokens, self._parts(len(self._tokens), own_copy)
-        )
+        self._copyist, self._own_copy = copyist, own_copy
+        copied = self._copyists_grant()
         copy_answer = self._ask(copied)
         cross = other_tenant.cached_tokens + copy_answer.cached_tokens
         self._report.figures["cross_tenant_hits"] = cross
@@ -188,6 +193,11 @@ class Scenario:
             no_group.cached_tokens == 0 and without.granted_tokens == 0 and same,
             f"{no_group.cached_tokens} cached tokens; grant and answer have the same shape",
         )
+
+    def _copyists_grant(self) -> Grant:
+        """The other tenant's own, rightful grant for its own copy of the text."""
+        parts = self._parts(len(self._tokens), self._own_copy)
+        return self._world.grant(self._copyist, self._house.globex_artefacts, self._tokens, parts)
 
     def _forgers(self) -> None:
         """Forged spans, a replayed grant, a known salt: never a hit, in the engine either."""
@@ -260,8 +270,10 @@ class Scenario:
             f"{before} cached tokens before; after: {fresh.cached_tokens} with a new grant "
             f"(the shared system prompt), {stale.cached_tokens} with the old one",
         )
-        house.put_nvme_back(aside)
+        house.put_nvme_back(aside, restart_engine=True)
         self._until_served()
+        control = self._ask(self._copyists_grant()).cached_tokens
+        control_tier = house.last_load_tier()
         replayed = self._ask(old).cached_tokens
         again = self._world.document(
             self._acme, "town-handbook-again", self._clerks, _text_digest(self._handbook)
@@ -274,6 +286,11 @@ class Scenario:
             opened == 0,
             f"{replayed} tokens with the old grant; {renewed} after the same text was "
             "registered again",
+        )
+        report.step(
+            "while what was not revoked opens from the very same copy",
+            control > self._document_end - PAGE_TOKENS and control_tier == "nvme",
+            f"{control} tokens of the other tenant's own from {control_tier}",
         )
         verified, said = house.verify_offline(path)
         report.figures["certificate_verified"] = verified
@@ -311,11 +328,15 @@ class Scenario:
         before = self._ask(first).cached_tokens
         self._world.remove_subject(dave)
         after = self._ask(first).cached_tokens
-        destroyed = not self._world.group_exists(self._acme, dave.private_group)
+        gone = not self._world.group_exists(self._acme, dave.private_group)
+        retired = any(
+            dave.private_group in entry["components"] and entry["subject"] == dave.name
+            for entry in self._house.log_entries()
+        )
         self._report.step(
             "a subject removed: their grants die, their private group's component is destroyed",
-            before > 0 and after == 0 and destroyed,
-            f"{before} cached tokens before, {after} after",
+            before > 0 and after == 0 and gone and retired,
+            f"{before} cached tokens before, {after} after; the log entry names the component",
         )
 
     # What is told afterwards
@@ -328,6 +349,27 @@ class Scenario:
             'audit answers "who accessed document D"',
             "alice" in subjects and "carol" in subjects and "mallory" not in subjects,
             f"{len(rows)} rows: {', '.join(subjects)}",
+        )
+
+    def _canaries(self) -> None:
+        """No file of the product holds the document, its token ids, a salt or a grant."""
+        middle = self._document[100:116]
+        needles = {
+            "the document's text": self._handbook.splitlines()[5].encode()[:40],
+            "the question": prompts.KEEPER.text.encode()[:24],
+            "token ids (u32)": pack_tokens(middle),
+            "token ids (i64)": array.array("q", middle).tobytes(),
+            "token ids (text)": ", ".join(map(str, middle)).encode(),
+        }
+        for number, grant in enumerate(self._grants):
+            needles[f"salt {number}"] = grant.salt.encode()
+            needles[f"grant {number}"] = grant.token.rpartition(".")[2].encode()
+        found = self._house.files_holding(needles)
+        self._report.figures["canaries_found"] = len(found)
+        self._report.step(
+            "no file holds plaintext, token ids, a salt or a grant",
+            not found,
+            "; ".join(found[:3]) or f"{len(needles)} canaries searched for in every file written",
         )
 
     def _version_revoked(self) -> str:
