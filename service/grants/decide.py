@@ -74,7 +74,12 @@ async def judge(
     principal = await _standing(session, tenant, who)
     base, engine = await _artefacts(session, request, tenant)
     policy = await enforcers.at(session, tenant)
-    sources, denial = await _sources(session, request.spans, tenant, principal, policy)
+    sources: list[Source]
+    denial: Denial | None
+    if tenant.review_required:
+        sources, denial = [], _under_review(request)
+    else:
+        sources, denial = await _sources(session, request.spans, tenant, principal, policy)
     identities = tuple(_identity(request, tenant.id, labels) for labels in (*propagate(sources),))
     whole = denial is None and bool(identities) and request.spans[-1].end == request.prompt_tokens
     return Verdict(
@@ -148,6 +153,12 @@ def _identity(request: GrantBody, tenant: ComponentId, labels: LabelSet) -> Cach
         policy=ComponentId(request.policy),
         labels=labels,
     )
+
+
+def _under_review(request: GrantBody) -> Denial:
+    """A restored database may have forgotten who lost what: nothing of the prompt is granted."""
+    first = request.spans[0] if request.spans else None
+    return Denial(0, str(first.document or first.group) if first is not None else "", "review", "")
 
 
 async def _sources(

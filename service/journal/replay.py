@@ -1,19 +1,22 @@
 """Doing again what a restored database has forgotten.
 
 - Components are destroyed again; a tenant's with everything that is the tenant's.
-- A subject that was retired with its private group is removed again. One that was retired
-  alone had lost a membership, and loses all of them: which one is not in the log.
+- A subject that was retired with its private group is removed again, with its rules. One that
+  was retired alone had lost a membership, and loses all of them: which one is not in the log.
 - A tenant's revision is brought up to the one that the log demands, and beyond.
 - A sidecar that was revoked is revoked again.
 - A new epoch begins, so that every grant and every position of the old one is dead.
 
-Rules and roles that were changed after the backup was taken cannot be known from the log. The
-tenants concerned are named in an alarm, since a person has to look at them.
+Which memberships, rules and roles were changed after the backup was taken is not in the log
+either: the restored ones may allow what was taken away since. So in every tenant of which the
+log says that they were changed nothing is granted (`Tenant.review_required`) until an operator
+has looked at them and says so. An alarm names these tenants.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from sqlalchemy import delete, select, update
 
@@ -22,29 +25,34 @@ from service.db.base import now
 from service.keys import components
 from service.keys.models import Component
 from service.registry.models import Artefact, DocumentVersion
+from service.rules import store as rules
 from service.sidecars.models import Sidecar
 from service.tenancy import store as tenancy
 from service.tenancy.models import Group, Membership, Tenant
 from strongroom.identity import ComponentId
 from strongroom.log import InvalidationKind, LogEntry
 
-_IN_MAX = 500
+_IN_MAX: Final = 500
+_BEHIND: Final = "the database was behind the journal"
 
 
 async def replay(change: Change, entries: Sequence[LogEntry]) -> None:
     """Apply `entries` to the restored database, and begin a new epoch."""
     destroyed: list[ComponentId] = []
+    reviewed: set[str] = set()
     for entry in entries:
         destroyed += await destroy_again(change, entry.components)
         match entry.kind:
             case InvalidationKind.SUBJECT:
-                await _retire_subject(change, entry)
+                if not await _retire_subject(change, entry):
+                    reviewed |= await _require_review(change, entry)
             case InvalidationKind.TENANT_REVISION:
                 await change.session.execute(
                     update(Tenant)
                     .where(Tenant.id == entry.tenant, Tenant.revision < entry.min_revision)
                     .values(revision=entry.min_revision)
                 )
+                reviewed |= await _require_review(change, entry)
             case InvalidationKind.SIDECAR:
                 await _revoke_sidecar(change, entry.sidecar)
             case InvalidationKind.COMPONENTS | InvalidationKind.EPOCH:
@@ -58,13 +66,14 @@ async def replay(change: Change, entries: Sequence[LogEntry]) -> None:
     await change.audit(
         "log.replayed",
         outcome="alarm",
-        reason="the database was behind the journal",
+        reason=_BEHIND,
         details={
             "entries": len(entries),
             "from_epoch": entries[0].epoch,
             "from_seq": entries[0].seq,
             "components_destroyed": len(destroyed),
-            "tenants_to_review": tenants,
+            "tenants": tenants,
+            "tenants_to_review": sorted(reviewed),
             "epoch": began.epoch,
         },
         references=destroyed,
@@ -96,14 +105,25 @@ async def destroy_again(change: Change, ids: Sequence[ComponentId]) -> list[Comp
     return destroyed
 
 
-async def _retire_subject(change: Change, entry: LogEntry) -> None:
-    principal = await tenancy.find_principal(change.session, entry.tenant, entry.subject)
-    if principal is None:
-        return
-    if principal.private_group in entry.components:
-        await tenancy.remove_principal(change.session, principal)
-    else:
-        await change.session.execute(delete(Membership).where(Membership.principal == principal.id))
+async def _require_review(change: Change, entry: LogEntry) -> set[str]:
+    """Grant nothing in the entry's tenant; returns it, unless it is gone anyway."""
+    marked = await tenancy.require_review(change.session, entry.tenant, entry.epoch, _BEHIND)
+    return {entry.tenant} if marked else set()
+
+
+async def _retire_subject(change: Change, entry: LogEntry) -> bool:
+    """Whether all that the entry did is done again; False: it may have removed a membership."""
+    session = change.session
+    principal = await tenancy.find_principal(session, entry.tenant, entry.subject)
+    if principal is not None and principal.private_group not in entry.components:
+        await session.execute(delete(Membership).where(Membership.principal == principal.id))
+        return False
+    owned = [f"user:{entry.subject}"]
+    if principal is not None:
+        owned.append(f"group:{await tenancy.remove_principal(session, principal)}")
+    for subject in owned:
+        await rules.remove_subject(session, ComponentId(entry.tenant), subject)
+    return True
 
 
 async def _revoke_sidecar(change: Change, sidecar: str) -> None:

@@ -25,6 +25,24 @@ async def create_tenant(change: Change, name: str) -> Tenant:
     return tenant
 
 
+async def finish_review(change: Change, tenant: Tenant, reason: str) -> int:
+    """An operator has looked at who may do what in a tenant: grants are given again."""
+    if not tenant.review_required:
+        raise Conflict("this tenant needs no review", field="tenant")
+    epoch, why = tenant.review_epoch, tenant.review_reason
+    tenant.review_required, tenant.review_epoch, tenant.review_reason = False, "", ""
+    await change.session.flush()
+    revision = await store.bump_revision(change.session, tenant.id)
+    await change.audit(
+        "tenant.reviewed",
+        tenant=tenant.id,
+        target=tenant.id,
+        reason=reason,
+        details={"epoch": epoch, "why": why, "revision": revision},
+    )
+    return revision
+
+
 async def create_principal(change: Change, tenant: ComponentId, name: str) -> Principal:
     """A new subject with its private group."""
     principal = await store.create_principal(change.session, tenant, name)

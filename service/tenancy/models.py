@@ -28,7 +28,11 @@ class GroupKind(StrEnum):
 
 
 class Tenant(Record):
-    """A tenant. `revision` counts the states of its authorization."""
+    """A tenant. `revision` counts the states of its authorization.
+
+    While `review_required`, nothing is granted in it: the database was restored, and who may do
+    what may be older than it was. `review_epoch` is the epoch of the log that it fell behind.
+    """
 
     __tablename__ = "tenants"
     __table_args__ = (
@@ -46,6 +50,9 @@ class Tenant(Record):
     )
     name: Mapped[str] = mapped_column(String(NAME_CHARS_MAX))
     revision: Mapped[int] = mapped_column()
+    review_required: Mapped[bool] = mapped_column(default=False)
+    review_epoch: Mapped[str] = mapped_column(String(32), default="")
+    review_reason: Mapped[str] = mapped_column(String(256), default="")
     created_at: Mapped[datetime] = mapped_column(Instant)
     removed_at: Mapped[datetime | None] = mapped_column(Instant)
 

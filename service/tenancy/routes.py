@@ -9,7 +9,8 @@ from fastapi import APIRouter, Depends, Path, Query
 from sqlalchemy import select
 
 from policy.permissions import Permission
-from service.auth.actor import Actor
+from service.auth.actor import Actor, ActorKind
+from service.auth.errors import Forbidden
 from service.auth.scope import Scoped, permitted, scoped
 from service.db.pages import read_page
 from service.http_page import PagingDep
@@ -28,6 +29,7 @@ from service.tenancy.schemas import (
     PrincipalAnswer,
     PrincipalBody,
     PrincipalPage,
+    ReviewBody,
     RevisionAnswer,
     TenantAnswer,
     TenantBody,
@@ -83,6 +85,20 @@ async def read_tenant(runtime: RuntimeDep, scope: Reader) -> TenantAnswer:
     """A tenant and the revision of its authorization."""
     async with runtime.sessions() as session:
         return TenantAnswer.model_validate(await store.get_tenant(session, scope.tenant))
+
+
+@router.post("/{tenant}/review", summary="Finish the review of a tenant")
+async def finish_review(runtime: RuntimeDep, scope: Writer, body: ReviewBody) -> RevisionAnswer:
+    """Let a restored tenant's grants be given again, once its rules and members are as they were.
+
+    Only an operator may say so: whoever gained by the restore is not asked.
+    """
+    if scope.actor.kind is not ActorKind.OPERATOR:
+        raise Forbidden("only an operator finishes a review", field="authorization")
+    async with runtime.changes.begin(scope.actor) as change:
+        tenant = await store.get_tenant(change.session, scope.tenant)
+        revision = await changes.finish_review(change, tenant, body.reason)
+    return RevisionAnswer(revision=revision)
 
 
 @router.post("/{tenant}/principals", status_code=HTTPStatus.CREATED, summary="Create a principal")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Annotated, Final
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 
 from service.schemas import Answer, Body, ComponentIdText, Name
 from service.tenancy.models import GroupKind
 
 _ID = "0123456789abcdef0123456789abcdef"
 _AT = "2026-01-31T12:00:00Z"
+REASON_CHARS_MAX: Final = 256
 
 
 class TenantBody(Body):
@@ -26,13 +28,23 @@ class TenantAnswer(Answer):
 
     model_config = ConfigDict(
         json_schema_extra={
-            "examples": [{"id": _ID, "name": "acme", "revision": 1, "created_at": _AT}]
+            "examples": [
+                {
+                    "id": _ID,
+                    "name": "acme",
+                    "revision": 1,
+                    "review_required": False,
+                    "created_at": _AT,
+                }
+            ]
         }
     )
 
     id: str
     name: str
     revision: int
+    review_required: bool
+    """The database was restored: nothing is granted until an operator has reviewed the rules."""
     created_at: datetime
 
 
@@ -41,6 +53,16 @@ class TenantPage(Answer):
 
     items: list[TenantAnswer]
     next_cursor: str | None = None
+
+
+class ReviewBody(Body):
+    """What was looked at, and by whom: kept in the audit."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"reason": "rules compared with the directory"}]}
+    )
+
+    reason: Annotated[str, Field(min_length=1, max_length=REASON_CHARS_MAX)]
 
 
 class PrincipalBody(Body):

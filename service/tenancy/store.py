@@ -61,6 +61,18 @@ async def bump_revision(session: AsyncSession, tenant: ComponentId) -> int:
     return int(revision)
 
 
+async def require_review(session: AsyncSession, tenant: str, epoch: str, reason: str) -> bool:
+    """Let nothing be granted in `tenant` until an operator has looked; False: no such tenant."""
+    marked = await session.scalar(
+        update(Tenant)
+        .where(Tenant.id == tenant, Tenant.removed_at.is_(None))
+        .values(review_required=True, review_epoch=epoch, review_reason=reason)
+        .returning(Tenant.id)
+        .execution_options(synchronize_session=False)
+    )
+    return marked is not None
+
+
 async def create_principal(session: AsyncSession, tenant: ComponentId, name: str) -> Principal:
     """A new subject, with the private group that is made with it."""
     existing = await session.scalar(

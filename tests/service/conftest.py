@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import warnings
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -24,6 +24,7 @@ from service.settings import ServiceSettings
 from tests.service.house import Service, running
 
 _TEMPLATE = "strongroom_template"
+Copy = Callable[[str], Awaitable[str]]
 
 
 class PostgresServer:
@@ -127,6 +128,23 @@ async def database_url(
     name = await server.new_database()
     yield server.url(name)
     await server.drop_database(name)
+
+
+@pytest.fixture
+def backup(dialect: str, tmp_path: Path, request: pytest.FixtureRequest) -> Copy:
+    """Copies a database that nobody has open, and gives the copy's URL."""
+
+    async def copy(url: str) -> str:
+        if dialect == "sqlite":
+            path = tmp_path / "backup.db"
+            shutil.copy(url.removeprefix("sqlite+aiosqlite:///"), path)
+            return f"sqlite+aiosqlite:///{path}"
+        server = request.getfixturevalue("postgres_server")
+        name = url.split("?", maxsplit=1)[0].rsplit("/", 1)[1]
+        await server.command(f"CREATE DATABASE {name}_backup TEMPLATE {name}")
+        return str(server.url(f"{name}_backup"))
+
+    return copy
 
 
 @pytest.fixture

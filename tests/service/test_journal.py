@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
-import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 from sqlalchemy import delete, select
 
+from policy.rules import parse_rule
 from policy.signing import Verifier
 from service.audit.models import AuditRow
 from service.auth.actor import SYSTEM
@@ -24,15 +25,16 @@ from service.keys.ring import LocalFileRing
 from service.log import chain
 from service.log import store as log_store
 from service.log.models import LogRow
+from service.rules import store as rules
+from service.rules.models import RuleRow
 from service.sidecars.models import Sidecar
 from service.tenancy import changes as tenancy_changes
 from service.tenancy import store as tenancy
 from strongroom.errors import Conflict, Corrupt, Misuse, Unavailable
 from strongroom.identity import ComponentId, ComponentKind, new_component_id
 from strongroom.log import InvalidationKind
+from tests.service.conftest import Copy
 from tests.service.evidence import Evidence, new_signer, start
-
-Copy = Callable[[str], Awaitable[str]]
 
 
 async def retire(evidence: Evidence, *ids: ComponentId) -> None:
@@ -55,23 +57,6 @@ async def running(url: str, ring: LocalFileRing, journal: Path) -> AsyncIterator
             await evidence.journal.close()
     finally:
         await database.close()
-
-
-@pytest.fixture
-def backup(dialect: str, tmp_path: Path, request: pytest.FixtureRequest) -> Copy:
-    """Copies a database that nobody has open, and gives the copy's URL."""
-
-    async def copy(url: str) -> str:
-        if dialect == "sqlite":
-            path = tmp_path / "backup.db"
-            shutil.copy(url.removeprefix("sqlite+aiosqlite:///"), path)
-            return f"sqlite+aiosqlite:///{path}"
-        server = request.getfixturevalue("postgres_server")
-        name = url.split("?", maxsplit=1)[0].rsplit("/", 1)[1]
-        await server.command(f"CREATE DATABASE {name}_backup TEMPLATE {name}")
-        return str(server.url(f"{name}_backup"))
-
-    return copy
 
 
 @pytest.fixture
@@ -186,6 +171,12 @@ async def test_a_restored_database_destroys_again_what_it_had_forgotten(
             kept = await components.register(change.session, ComponentKind.MODEL, None)
             owned = await components.register(change.session, ComponentKind.GROUP, other.id)
             alice = await tenancy.create_principal(change.session, tenant.id, "alice")
+            clerks = await tenancy.create_group(change.session, tenant.id, "clerks")
+            bob = await tenancy.create_principal(change.session, tenant.id, "bob")
+            await tenancy_changes.add_membership(change, clerks, bob)
+            for who in ("alice", "bob"):
+                rule = parse_rule(f"user:{who}", "group:read", f"group:{clerks.id}", "allow")
+                await rules.add_rule(change.session, tenant.id, rule)
             change.session.add(_sidecar("5" * 32))
             ids = (tenant.id, other.id, shared, kept, owned, alice.private_group)
         await retire(evidence)
@@ -197,6 +188,9 @@ async def test_a_restored_database_destroys_again_what_it_had_forgotten(
         async with evidence.changes.begin(SYSTEM) as change:
             principal = await tenancy.get_principal(change.session, tenant_id, "alice")
             await tenancy_changes.remove_principal(change, principal)
+            member = await tenancy.get_principal(change.session, tenant_id, "bob")
+            clerks = await tenancy.get_group(change.session, tenant_id, clerks.id)
+            await tenancy_changes.remove_membership(change, clerks, member)
             revision = await tenancy.bump_revision(change.session, tenant_id)
             revision = await tenancy.bump_revision(change.session, tenant_id)
             await change.invalidate(
@@ -217,6 +211,9 @@ async def test_a_restored_database_destroys_again_what_it_had_forgotten(
             assert await tenancy.find_principal(session, tenant_id, "alice") is None
             again = await tenancy.get_tenant(session, tenant_id)
             assert again.revision > revision
+            assert (again.review_required, again.review_epoch) == (True, forgotten.epoch)
+            left = await session.scalars(select(RuleRow.subject))
+            assert left.all() == ["user:bob"], "a removed subject's rules are removed with it"
             sidecar = await session.get(Sidecar, "5" * 32)
             assert sidecar is not None
             assert sidecar.revoked_at is not None
@@ -226,7 +223,7 @@ async def test_a_restored_database_destroys_again_what_it_had_forgotten(
             alarm = await session.scalar(select(AuditRow).where(AuditRow.kind == "log.replayed"))
             assert alarm is not None
             assert alarm.outcome == "alarm"
-            assert tenant_id in alarm.details
+            assert json.loads(alarm.details)["tenants_to_review"] == [tenant_id]
             rows = (await session.scalars(select(LogRow).order_by(LogRow.position))).all()
         links = chain.Chain()
         for row in rows:
