@@ -7,7 +7,8 @@ Rules:
   What was learnt in one session means nothing in the next.
 - The receiver's methods run on the IO thread alone, in the order of the wire. Bytes that are no
   frame, a silence longer than `silence_s` or an exception in the receiver end the session.
-- A lost session is retried for as long as the engine lives, with a growing pause.
+- A lost session is retried for as long as the engine lives, with a growing pause. Who accepts
+  and does not welcome is given up after `welcome_s`: a sidecar that ends may do that.
 """
 
 from __future__ import annotations
@@ -74,6 +75,9 @@ class LinkTimes:
 
     heartbeat_s: float = 1.0
     silence_s: float = 5.0
+    welcome_s: float = 2.0
+    """How long an attempt waits for `Welcome`; after each that waited in vain twice as long,
+    never longer than `silence_s`: a slow sidecar must get its turn."""
 
 
 class SidecarLink:
@@ -186,10 +190,11 @@ class SidecarLink:
 
     def _run(self) -> None:
         backoff_s = BACKOFF_FIRST_S
+        patience_first_s = patience_s = min(self._times.welcome_s, self._times.silence_s)
         while not self._closing.is_set():
-            before = self._sessions
+            before, began = self._sessions, self._clock()
             try:
-                self._session()
+                self._session(patience_s)
             except (OSError, StrongroomError) as error:
                 self._complain(str(error))
             except Exception:  # noqa: BLE001 - the engine must outlive whatever the receiver does
@@ -197,7 +202,9 @@ class SidecarLink:
             finally:
                 self._end()
             if self._sessions != before:
-                backoff_s = BACKOFF_FIRST_S
+                backoff_s, patience_s = BACKOFF_FIRST_S, patience_first_s
+            elif self._clock() - began >= patience_s * _NS:
+                patience_s = min(2 * patience_s, self._times.silence_s)
             self._pause(backoff_s)
             backoff_s = min(2 * backoff_s, BACKOFF_LAST_S)
 
@@ -220,21 +227,21 @@ class SidecarLink:
                 if selector.select(max(min(due, until) - now, 0) / _NS):
                     self._drain_wakeups()
 
-    def _session(self) -> None:
+    def _session(self, patience_s: float) -> None:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         reader = _FrameReader(connection)
         try:
-            connection.settimeout(self._times.silence_s)
+            connection.settimeout(patience_s)
             connection.connect(str(self._path))
             connection.sendall(encode_frame(self._hello()))
             connection.setblocking(False)
             self._socket = connection
-            self._serve(connection, reader)
+            self._serve(connection, reader, patience_s)
         finally:
             reader.close()
             connection.close()
 
-    def _serve(self, connection: socket.socket, reader: _FrameReader) -> None:
+    def _serve(self, connection: socket.socket, reader: _FrameReader, patience_s: float) -> None:
         heard = pinged = self._clock()
         session = 0
         number = 0
@@ -245,7 +252,8 @@ class SidecarLink:
                 if session and self._generation != session:
                     raise Unavailable("the sidecar did not read what was sent")
                 now = self._clock()
-                if now - heard > self._times.silence_s * _NS:
+                silence_s = self._times.silence_s if session else patience_s
+                if now - heard > silence_s * _NS:
                     raise Unavailable("the sidecar is silent")
                 if session and now - pinged > self._times.heartbeat_s * _NS:
                     pinged = now
@@ -402,7 +410,8 @@ def map_staging(descriptor: int, size: int) -> mmap.mmap:
     """Map the staging memfd and close the descriptor.
 
     It must be sealed against shrinking: else its owner could take mapped pages away, and the
-    engine would die of SIGBUS at the next copy.
+    engine would die of SIGBUS at the next copy. The mapping stays out of the engine's core
+    dumps: that is a mark of each mapping, so the sidecar's own does not cover this one.
     """
     try:
         try:
@@ -413,7 +422,9 @@ def map_staging(descriptor: int, size: int) -> mmap.mmap:
             raise ProtocolViolation(
                 "staging must be sealed and as long as announced", field="staging", limit=size
             )
-        return mmap.mmap(descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        staging = mmap.mmap(descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        staging.madvise(mmap.MADV_DONTDUMP)
+        return staging
     finally:
         os.close(descriptor)
 

@@ -77,6 +77,9 @@ class Faults:
     kill_at: int | None = None
     """The connection is closed in place of this part."""
     refuse_hello: bool = False
+    no_welcome: int = 0
+    """So many connections are accepted, read, and never answered."""
+    welcome_after_s: float = 0.0
     lease_s: float | None = 3600.0
     """Seconds that the lease after `Welcome` runs: negative has lapsed, None sends none."""
     staging_bytes: int | None = None
@@ -239,6 +242,11 @@ class SidecarDouble:
             self._connections.append((hello.role, connection))
             self.frames.append(hello)
             self._changed.notify_all()
+        if self.faults.no_welcome > 0:
+            self.faults.no_welcome -= 1
+            self._exactly(connection, 1)
+            return
+        threading.Event().wait(self.faults.welcome_after_s)
         session = None
         if hello.role == "worker":
             session = self._welcome_worker(connection, hello)

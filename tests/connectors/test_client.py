@@ -289,6 +289,45 @@ def test_what_a_lost_session_did_not_read_is_not_sent_to_the_next(
     assert len(listener.sessions) == 2
 
 
+def test_who_accepts_and_does_not_welcome_is_given_up_sooner_than_a_session(
+    short_dir: Path, listener: Listener
+) -> None:
+    """As a sidecar that ends or starts does; the next attempt finds the one that serves."""
+    with SidecarDouble(short_dir / "s") as sidecar:
+        sidecar.faults.no_welcome = 1
+        times = LinkTimes(heartbeat_s=0.05, silence_s=60, welcome_s=0.2)
+        link = SidecarLink(sidecar.path, hello, listener, times=times)
+        link.start()
+        assert link.wait_open(5)
+        assert len(sidecar.seen(Hello)) == 2
+        link.close()
+
+
+def test_a_sidecar_slow_to_welcome_is_waited_for_longer_at_each_attempt(
+    short_dir: Path, listener: Listener
+) -> None:
+    with SidecarDouble(short_dir / "s") as sidecar:
+        sidecar.faults.welcome_after_s = 0.5
+        times = LinkTimes(heartbeat_s=0.05, silence_s=60, welcome_s=0.1)
+        link = SidecarLink(sidecar.path, hello, listener, times=times)
+        link.start()
+        assert link.wait_open(10)
+        assert len(sidecar.seen(Hello)) > 1
+        link.close()
+
+
+def test_staging_stays_out_of_the_engines_core_dumps() -> None:
+    """The mark is of each mapping: the one the sidecar set on its own does not count here."""
+    descriptor = os.memfd_create("undumped", os.MFD_ALLOW_SEALING)
+    os.ftruncate(descriptor, 4096)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+    with map_staging(descriptor, 4096):
+        entries = Path("/proc/self/smaps").read_text().split("memfd:undumped")[1:]
+        flags = [entry.split("VmFlags:")[1].splitlines()[0].split() for entry in entries]
+    assert len(flags) == 1
+    assert "dd" in flags[0]
+
+
 def test_staging_shorter_than_it_is_said_to_be_is_refused() -> None:
     descriptor = os.memfd_create("short", os.MFD_ALLOW_SEALING)
     os.ftruncate(descriptor, 4096)
