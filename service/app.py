@@ -123,6 +123,7 @@ def _lifespan(
             await check_revision(runtime.database)
             await runtime.journal.open()
             await reconcile(runtime.database, runtime.journal, runtime.changes, runtime.verifier)
+            await runtime.changes.cut_wal()
             async with asyncio.TaskGroup() as tasks:
                 rotation = tasks.create_task(_rotate(runtime), name="kek-rotation")
                 try:
@@ -139,11 +140,15 @@ def _lifespan(
 
 
 async def _rotate(runtime: Runtime) -> None:
-    """Make erasures final in time: a KEK version is due at half of what is promised."""
+    """Make erasures final in time: a KEK version is due at half of what is promised.
+
+    A write-ahead log that could not be cut when a secret was destroyed is cut here.
+    """
     age = timedelta(seconds=runtime.settings.erasure_final_s / 2)
     while True:
         await asyncio.sleep(runtime.settings.rotation_check_s)
         try:
+            await runtime.changes.cut_wal()
             await rotate_due(runtime.database, runtime.changes, runtime.key_provider, age)
         except StrongroomError as error:
             # It stays due, and the next round tries again.

@@ -12,12 +12,15 @@ Rules:
 - Before the block is left the new entries are in the journal, synced; whoever is told that a
   change was made can rely on it. An entry that could not be journalled keeps every later
   change from beginning until it is.
-- Where secrets were destroyed, SQLite's write-ahead log is then cut to nothing.
+- Where secrets were destroyed, SQLite's write-ahead log is then cut to nothing. What kept it
+  from being cut is met again by the next change, by the rotation's round, and by a start: the
+  process before may have died between a commit and the cut.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
@@ -44,6 +47,7 @@ COMPONENTS_MAX: Final = 8192
 """Components that one entry may name; its JWS stays well below the limit of a signature."""
 _PAGE: Final = 1000
 _REFERENCE_CHARS: Final = (32, 64)
+_log = logging.getLogger("strongroom.service")
 
 
 class Change:
@@ -170,7 +174,8 @@ class Changes:
         self._committed = 0
         self._journalled = 0
         """Positions in the log of all epochs: what may be committed, what is in the journal."""
-        self._wal_dirty = False
+        self._wal_dirty = True
+        """SQLite's log may hold destroyed secrets; at first, those of the process before."""
 
     @asynccontextmanager
     async def begin(self, actor: Actor) -> AsyncIterator[Change]:
@@ -192,13 +197,31 @@ class Changes:
                 raise Unavailable("the database did not take the change") from error
             finally:
                 # Also when the commit's outcome is not known: looking costs one query.
-                if change is not None and change.entries:
-                    self._committed = max(self._committed, change.position)
+                if change is not None:
                     self._wal_dirty |= change.secrets_destroyed
+                    if change.entries:
+                        self._committed = max(self._committed, change.position)
         await self._catch_up()
         self._kick.ring()
-        if self._wal_dirty:
-            self._wal_dirty = not await self._database.truncate_wal()
+        await self.cut_wal()
+
+    async def cut_wal(self) -> bool:
+        """Cut SQLite's log to nothing if it may hold destroyed secrets; False: call again.
+
+        The change itself is made, so that what fails here is no error of it.
+        """
+        if not self._wal_dirty:
+            return True
+        # Cleared before: a secret that is destroyed meanwhile needs another cut.
+        self._wal_dirty = False
+        cut = False
+        try:
+            cut = await self._database.truncate_wal()
+        finally:
+            self._wal_dirty |= not cut
+        if not cut:
+            _log.warning("the write-ahead log is in use: destroyed secrets are cut out later")
+        return cut
 
     async def journalled(self, position: int) -> None:
         """Start-up has brought the journal to `position`."""

@@ -12,12 +12,14 @@ cut; and a bounded wait for the lock. `truncate_wal` empties the log once secret
 
 from __future__ import annotations
 
+import sqlite3
 from dataclasses import dataclass
 from typing import Any, Final
 
 from sqlalchemy import URL, Connection, event, make_url, text
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import (
     AsyncEngine,
     AsyncSession,
@@ -71,17 +73,21 @@ class Database:
         """Move SQLite's write-ahead log into the database and cut it to nothing.
 
         Until then the log may hold pages with secrets that have been destroyed since. False
-        if a reader kept it from completing: call again. PostgreSQL has no such file here.
+        if a reader or an error kept it from completing: call again. PostgreSQL has no such file
+        here.
         """
         if self.dialect != SQLITE:
             return True
-        async with self.engine.connect() as connection:
-            raw = (await connection.get_raw_connection()).driver_connection
-            if raw is None:  # pragma: no cover - a checked-out connection has its driver
-                return False
-            cursor = await raw.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-            row = await cursor.fetchone()
-            await cursor.close()
+        try:
+            async with self.engine.connect() as connection:
+                raw = (await connection.get_raw_connection()).driver_connection
+                if raw is None:  # pragma: no cover - a checked-out connection has its driver
+                    return False
+                cursor = await raw.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                row = await cursor.fetchone()
+                await cursor.close()
+        except (sqlite3.Error, DBAPIError, PoolTimeout, OSError):
+            return False
         return row is not None and int(row[0]) == 0
 
     async def close(self) -> None:
