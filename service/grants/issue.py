@@ -16,6 +16,7 @@ from service.auth.actor import Actor
 from service.changes import Change
 from service.grants import namespaces
 from service.grants.decide import Verdict, judge
+from service.grants.lease_size import check_lease_size
 from service.grants.schemas import GrantAnswer, GrantBody
 from service.grants.subject import OnBehalf
 from service.runtime import Runtime
@@ -37,6 +38,7 @@ async def issue(runtime: Runtime, actor: Actor, request: GrantBody, who: OnBehal
     except Missing as error:
         await _record_refusal(runtime, actor, who, error)
         raise
+    check_lease_size(verdict.identities)
     # 256 random bits, base64url: as long and as opaque as a derived salt, and used once.
     salt = verdict.salt or secrets.token_urlsafe(_SALT_BYTES)
     claims = _claims(runtime, request, who, verdict, salt)

@@ -142,6 +142,8 @@ class KeyLeaseDesk:
                 ],
             )
             return sign_lease(info, seal(derived, sidecar.hpke_key, info), self.signer)
+        except Misuse:
+            return Denied("size")
         finally:
             components.overwrite([*secrets, *derived])
 
