@@ -248,7 +248,7 @@ def _build(
         spool=spool,
         audit=audit,
         follower=follower,
-        serving=ServingLeases(client, log, follower, gate, ring),
+        serving=ServingLeases(client, log, follower, gate, ring, sessions.tell_lease),
         keys=leases,
         server=Server(doorkeeper, sessions, limits),
         sessions=sessions,

@@ -1,7 +1,8 @@
 """Serving leases by challenge, and key leases by grant (DESIGN section 6).
 
 - A serving lease is asked for every third of its life. It runs from the moment the question was
-  sent, and counts only once the log is applied up to the head that it names.
+  sent, and counts only once the log is applied up to the head that it names. Schedulers are
+  told of each, after what its log fenced.
 - A key lease brings the namespaces of one presented grant. It is dropped when a component of it
   was retired by the time it arrives, since the answer may have been made before.
 - Two requests of one grant never have two key leases under way.
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -49,13 +50,20 @@ class ServingLeases:
     """Keeps the gate open for as long as the control plane answers."""
 
     def __init__(
-        self, client: ControlClient, log: LogState, follower: LogKeeper, gate: Gate, keys: KeyRing
+        self,
+        client: ControlClient,
+        log: LogState,
+        follower: LogKeeper,
+        gate: Gate,
+        keys: KeyRing,
+        tell: Callable[[], None],
     ) -> None:
         self._client = client
         self._log = log
         self._follower = follower
         self._gate = gate
         self._keys = keys
+        self._tell = tell
         self.counts = ServingCounts()
         self.first = asyncio.Event()
         """Set once a lease was granted under a verified head."""
@@ -83,6 +91,7 @@ class ServingLeases:
         )
         await self._follower.confirm(lease)
         self._gate.extend(lease.deadline_ns)
+        self._tell()
         self.counts.renewed += 1
         self.first.set()
         return lease.claims.lease_ms / 1000

@@ -25,7 +25,7 @@ from sidecar.request import Denied, Judged, Opened, Request, Requests
 from sidecar.save import SavesInFlight, SaveTransfer
 from sidecar.slots import Slots
 from sidecar.transfer import Depot, Shard
-from strongroom.errors import Conflict, Overloaded, ProtocolViolation
+from strongroom.errors import Conflict, Overloaded, ProtocolViolation, Unavailable
 from strongroom.limits import REQUEST_ID_CHARS_MAX
 from strongroom.wire.frames import (
     Cancel,
@@ -34,6 +34,7 @@ from strongroom.wire.frames import (
     Fenced,
     Filled,
     Finish,
+    Lease,
     Load,
     LoadFailed,
     Open,
@@ -140,6 +141,16 @@ class Sessions:
             del self._sets[joined.greeting.engine]
             self._bench.live.remove(joined.live)
 
+    def tell_lease(self) -> None:
+        """Tell every scheduler until when the sidecar may serve.
+
+        For a renewal, right after the log was applied up to its head: what that fenced has been
+        told on the same connections before.
+        """
+        for joined in self:
+            if joined.scheduler is not None:
+                joined.scheduler.tell_lease()
+
 
 class SchedulerSession:
     """`Open`, `Cancel`, `Finish`."""
@@ -156,6 +167,7 @@ class SchedulerSession:
         if earlier is not None:
             earlier.connection.close(Conflict("a newer scheduler connection took over"))
             self.joined.requests.cancel_all(self._now())
+        self.tell_lease()
         try:
             async with asyncio.TaskGroup() as self._tasks:
                 await self.connection.serve(self._handle)
@@ -166,6 +178,14 @@ class SchedulerSession:
             if self.joined.scheduler is self:
                 self.joined.scheduler = None
                 self.joined.requests.cancel_all(self._now())
+
+    def tell_lease(self) -> None:
+        """Until when verdicts count. Nothing is said while the sidecar may not serve."""
+        try:
+            deadline_ns = self._bench.depot.gate.require()
+        except Unavailable:
+            return
+        self.connection.send(Lease(deadline_ns))
 
     async def _handle(self, frame: EngineFrame) -> None:
         match frame:

@@ -115,11 +115,15 @@ class Wire:
         loop = asyncio.get_running_loop()
         raw = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         raw.setblocking(False)
-        await loop.sock_connect(raw, str(path))
-        await loop.sock_sendall(raw, encode_frame(hello))
-        data, descriptors = await _receive(raw)
-        frame = decode_sidecar_frame(data)
-        reader, writer = await asyncio.open_unix_connection(sock=raw)
+        try:
+            await loop.sock_connect(raw, str(path))
+            await loop.sock_sendall(raw, encode_frame(hello))
+            data, descriptors = await _receive(raw)
+            frame = decode_sidecar_frame(data)
+            reader, writer = await asyncio.open_unix_connection(sock=raw)
+        except BaseException:
+            raw.close()
+            raise
         wire = cls(reader, writer)
         if not isinstance(frame, Welcome):
             await wire.close()
@@ -168,17 +172,21 @@ async def _receive(raw: socket.socket) -> tuple[bytes, list[int]]:
     """One frame and the descriptors that came with it."""
     loop = asyncio.get_running_loop()
     data, descriptors = bytearray(), []
-    while len(data) < PREFIX_BYTES or len(data) < PREFIX_BYTES + body_length(bytes(data[:4])):
+    wanted = PREFIX_BYTES
+    while len(data) < wanted:
         ready = asyncio.Event()
         loop.add_reader(raw.fileno(), ready.set)
         try:
             await asyncio.wait_for(ready.wait(), 20)
         finally:
             loop.remove_reader(raw.fileno())
-        more, passed, _, _ = socket.recv_fds(raw, 65536, 4)
+        # Not a byte more: what follows the welcome is the stream reader's.
+        more, passed, _, _ = socket.recv_fds(raw, wanted - len(data), 4)
         if not more:
             raise ConnectionError("closed before an answer")
         data += more
+        if len(data) == PREFIX_BYTES:
+            wanted += body_length(bytes(data))
         descriptors += passed
     return bytes(data[PREFIX_BYTES:]), descriptors
 
