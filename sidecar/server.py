@@ -132,7 +132,7 @@ class Server:
             if greeting.role == "scheduler":
                 await self._session(peer, joined, greeting, None)
                 return
-            slots = Slots(Staging(self._limits.staging_bytes))
+            slots = Slots(await self._staging())
             try:
                 await self._session(peer, joined, greeting, slots)
             finally:
@@ -140,6 +140,17 @@ class Server:
                 slots.close()
         finally:
             self._sessions.leave(joined)
+
+    async def _staging(self) -> Staging:
+        """Made in a thread: locking it touches every page, and no lookup waits for that."""
+        making = asyncio.get_running_loop().run_in_executor(
+            None, Staging, self._limits.staging_bytes
+        )
+        try:
+            return await asyncio.shield(making)
+        except asyncio.CancelledError:
+            (await making).close()
+            raise
 
     async def _hello(self, peer: socket.socket) -> Hello:
         try:

@@ -1,8 +1,9 @@
 """Anonymous memory files: the host arena, and staging that an engine maps.
 
-Both are memfds of a fixed size, excluded from core dumps. An arena may be locked in memory;
-where the limit on locked memory forbids it, the log says so once and the pages stay swappable
-(ciphertext only, so that costs speed and no secrecy).
+Both are memfds of a fixed size, excluded from core dumps and locked in memory. Where the limit
+on locked memory (RLIMIT_MEMLOCK) forbids it, the log says so and the pages stay swappable: for
+the arena, which holds ciphertext, that costs speed; for staging it means that plaintext may
+reach a swap device.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ class MemoryFile:
         self.locked = lock and self._lock(name)
 
     def _lock(self, name: str) -> bool:
-        address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        # Held until the call returns, so that the mapping cannot go meanwhile.
+        anchor = ctypes.c_char.from_buffer(self._map)
+        address = ctypes.addressof(anchor)
         if _libc.mlock(ctypes.c_void_p(address), ctypes.c_size_t(self.size)) == 0:
             return True
         error = os.strerror(ctypes.get_errno())

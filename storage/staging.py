@@ -1,7 +1,9 @@
 """Staging: plaintext on its way to or from the one engine that has this memfd mapped.
 
 Slots are 4 KiB aligned. A released slot is zeroed before it can be handed out again, and so is
-everything at close: nothing that one request left is seen by the next.
+everything at close: nothing that one request left is seen by the next. The file is locked in
+memory where that is allowed, so that plaintext does not reach a swap device; where it is not
+allowed the log says so.
 """
 
 from __future__ import annotations
@@ -21,10 +23,13 @@ class StagingSlot:
 
 
 class Staging:
-    """One engine's staging file and the slots in use."""
+    """One engine's staging file and the slots in use.
+
+    Making it touches every page (to lock it): not for the event loop when it is large.
+    """
 
     def __init__(self, size_bytes: int) -> None:
-        self._file = MemoryFile("strongroom-staging", rounded(size_bytes))
+        self._file = MemoryFile("strongroom-staging", rounded(size_bytes), lock=True)
         self._room = Extents(self._file.size)
         self._slots: dict[int, StagingSlot] = {}
 
@@ -36,6 +41,11 @@ class Staging:
     @property
     def size_bytes(self) -> int:
         return self._file.size
+
+    @property
+    def locked(self) -> bool:
+        """Whether the system let it be locked in memory."""
+        return self._file.locked
 
     @property
     def used_bytes(self) -> int:

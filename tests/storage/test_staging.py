@@ -7,6 +7,8 @@ import logging
 import mmap
 import os
 import resource
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given, settings
@@ -89,14 +91,52 @@ def test_memory_that_may_not_be_locked_is_used_all_the_same_and_the_log_says_so(
     assert (soft, hard) == resource.getrlimit(resource.RLIMIT_MEMLOCK)
 
 
+def vm_flags(name: str) -> list[str]:
+    with open("/proc/self/smaps") as smaps:  # noqa: PTH123 - procfs
+        text = smaps.read()
+    part = text[text.index(f"memfd:{name}") :]
+    return part[part.index("VmFlags:") :].splitlines()[0].split()
+
+
+def test_staging_is_locked_in_memory_where_that_is_allowed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        staging = Staging(16384)
+    assert staging.locked == ("lo" in vm_flags("strongroom-staging"))
+    assert staging.locked != ("strongroom-staging: 16384 bytes are not locked" in caplog.text)
+    staging.close()
+
+
+def test_staging_that_may_not_be_locked_works_all_the_same_and_the_log_says_so() -> None:
+    """In a process of its own, without the capability or the limit to lock anything."""
+    code = """
+import logging, resource
+logging.basicConfig(format="%(levelname)s %(message)s")
+resource.setrlimit(resource.RLIMIT_MEMLOCK, (0, 0))
+import ctypes
+class Header(ctypes.Structure):
+    _fields_ = [("version", ctypes.c_uint32), ("pid", ctypes.c_int)]
+class Data(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_uint32) for name in ("effective", "permitted", "inheritable")]
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.capset(ctypes.byref(Header(0x20080522, 0)), (Data * 2)()) == 0
+from storage.staging import Staging
+staging = Staging(16384)
+slot = staging.reserve(4)
+staging.bytes_of(slot)[:] = b"fine"
+print(staging.locked, bytes(staging.view[:4]))
+staging.release(slot)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False b'fine'\n"
+    assert "WARNING strongroom-staging: 16384 bytes are not locked in memory" in done.stderr
+
+
 def test_the_arena_is_left_out_of_core_dumps() -> None:
     file = MemoryFile("strongroom-dd", 8192)
     file.view[0] = 1
-    with open("/proc/self/smaps") as smaps:  # noqa: PTH123 - procfs
-        text = smaps.read()
-    part = text[text.index("memfd:strongroom-dd") :]
-    flags = part[part.index("VmFlags:") :].splitlines()[0].split()
-    assert "dd" in flags
+    assert "dd" in vm_flags("strongroom-dd")
     file.close()
 
 
