@@ -122,7 +122,13 @@ def _lifespan(
             await runtime.database.ping()
             await check_revision(runtime.database)
             await runtime.journal.open()
-            await reconcile(runtime.database, runtime.journal, runtime.changes, runtime.verifier)
+            await reconcile(
+                runtime.database,
+                runtime.journal,
+                runtime.changes,
+                runtime.verifier,
+                accept_lost_journal=runtime.settings.accept_lost_journal,
+            )
             await runtime.changes.cut_wal()
             async with asyncio.TaskGroup() as tasks:
                 rotation = tasks.create_task(_rotate(runtime), name="kek-rotation")

@@ -43,6 +43,8 @@ class ServiceSettings(BaseSettings):
     """KEK ring and signing keys, 0700. None: `keys` in the state directory."""
     journal_directory: Path | None = None
     """Signed log entries outside the database. None: `journal` in the state directory."""
+    accept_lost_journal: bool = False
+    """Write an empty journal anew from the database, which is then believed. For one start."""
 
     # Where it listens.
     host: str = "127.0.0.1"

@@ -2,7 +2,8 @@
 
 Rules:
 - Append only (O_APPEND), 0600; wider permissions are refused. Each append is synced before it
-  returns. A failed append is cut back, so that a half line never stands in the middle.
+  returns. A failed append is cut back, so that a half line never stands in the middle. If that
+  fails as well, nothing is appended until the file has been opened again.
 - What follows the last line feed is a torn write: the entry was committed, so start-up writes
   it again from the database.
 - Entries stand in the order of the log. Blocking work runs on the journal's one thread.
@@ -31,6 +32,8 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._descriptor: int | None = None
+        self._broken = False
+        """What a failed append wrote could not be cut back."""
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="journal")
 
     async def open(self) -> None:
@@ -65,7 +68,7 @@ class Journal:
         except OSError as error:
             os.close(descriptor)
             raise Conflict("another process uses this journal", field="journal") from error
-        self._descriptor = descriptor
+        self._descriptor, self._broken = descriptor, False
         whole = self.path.read_bytes().rfind(b"\n") + 1
         if whole != os.fstat(descriptor).st_size:
             os.ftruncate(descriptor, whole)
@@ -75,6 +78,8 @@ class Journal:
     def _append(self, lines: list[bytes]) -> None:
         if self._descriptor is None:
             raise Unavailable("the journal is not open", field="journal")
+        if self._broken:
+            raise Unavailable("the journal has to be opened again: restart", field="journal")
         before = os.fstat(self._descriptor).st_size
         try:
             rest = memoryview(b"".join(lines))
@@ -82,8 +87,15 @@ class Journal:
                 rest = rest[os.write(self._descriptor, rest) :]
             os.fsync(self._descriptor)
         except OSError as error:
-            os.ftruncate(self._descriptor, before)
+            self._cut_back(self._descriptor, before)
             raise Unavailable("the journal cannot be written", field="journal") from error
+
+    def _cut_back(self, descriptor: int, size: int) -> None:
+        try:
+            os.ftruncate(descriptor, size)
+        except OSError:
+            # The next line would follow a half one. Opening cuts off what is torn.
+            self._broken = True
 
     def _lines(self) -> Iterator[str]:
         with self.path.open("rb") as file:

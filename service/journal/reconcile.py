@@ -4,6 +4,10 @@
 - The journal is behind (the process died between commit and append): it is completed.
 - The database is behind (a backup was restored, or it was lost): what the journal has beyond
   it is done again (`service.journal.replay`), and a new epoch begins.
+- The journal is empty and the database's log is not: the journal was lost, or another folder was
+  named. Whether the database is the newest can't be told without it, so the service does not
+  serve (`Corrupt`) unless `accept_lost_journal` says that it is; the journal is then written anew
+  and an alarm says so. A log of one entry is no loss: the process died as it began.
 - Neither is the beginning of the other, or an entry is damaged or not ours: `Corrupt`, and the
   service does not serve. Which of the two is right is for a person to say.
 """
@@ -35,11 +39,17 @@ class Outcome(StrEnum):
     BEGUN = "begun"
     AGREED = "agreed"
     JOURNAL_COMPLETED = "journal_completed"
+    JOURNAL_LOST = "journal_lost"
     DATABASE_REPLAYED = "database_replayed"
 
 
 async def reconcile(
-    database: Database, journal: Journal, changes: Changes, verifier: Verifier
+    database: Database,
+    journal: Journal,
+    changes: Changes,
+    verifier: Verifier,
+    *,
+    accept_lost_journal: bool = False,
 ) -> Outcome:
     """Bring both to one state, or raise `Corrupt`. Nothing else may write meanwhile."""
     lines = await journal.lines()
@@ -58,6 +68,14 @@ async def reconcile(
         known = await log_store.find_head(session)
     if missing and common < len(lines):
         raise Corrupt("journal and database differ", field="journal")
+    lost = not lines and len(missing) > 1
+    if lost and not accept_lost_journal:
+        raise Corrupt(
+            f"the journal is empty, and the database's log has {len(missing)} entries: put the "
+            "journal back; or, if it is lost and this database is the newest, start once with "
+            "the setting accept_lost_journal",
+            field="accept_lost_journal",
+        )
     replayed = _check(lines, common, missing, verifier)
     if missing:
         await journal.append(missing)
@@ -70,6 +88,15 @@ async def reconcile(
             entry = await change.begin_epoch()
             await change.audit("log.begun", details={"epoch": entry.epoch})
         return Outcome.BEGUN
+    if lost:
+        async with changes.begin(SYSTEM) as change:
+            await change.audit(
+                "log.journal_lost",
+                outcome="alarm",
+                reason="the journal was written anew from the database",
+                details={"entries": len(missing)},
+            )
+        return Outcome.JOURNAL_LOST
     return Outcome.JOURNAL_COMPLETED if missing else Outcome.AGREED
 
 

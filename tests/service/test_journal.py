@@ -27,6 +27,7 @@ from service.log import store as log_store
 from service.log.models import LogRow
 from service.rules import store as rules
 from service.rules.models import RuleRow
+from service.settings import ServiceSettings
 from service.sidecars.models import Sidecar
 from service.tenancy import changes as tenancy_changes
 from service.tenancy import store as tenancy
@@ -35,6 +36,7 @@ from strongroom.identity import ComponentId, ComponentKind, new_component_id
 from strongroom.log import InvalidationKind
 from tests.service.conftest import Copy
 from tests.service.evidence import Evidence, new_signer, start
+from tests.service.house import running as running_service
 
 
 async def retire(evidence: Evidence, *ids: ComponentId) -> None:
@@ -64,7 +66,9 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "journal" / "log.jws"
 
 
-async def outcome_of(database: Database, journal: Path, verifier: Verifier) -> Outcome:
+async def outcome_of(
+    database: Database, journal: Path, verifier: Verifier, *, accept_lost_journal: bool = False
+) -> Outcome:
     from service.changes import Changes
     from service.log.kick import Kick
 
@@ -72,7 +76,9 @@ async def outcome_of(database: Database, journal: Path, verifier: Verifier) -> O
     await opened.open()
     try:
         changes = Changes(database, new_signer(), opened, Kick())
-        return await reconcile(database, opened, changes, verifier)
+        return await reconcile(
+            database, opened, changes, verifier, accept_lost_journal=accept_lost_journal
+        )
     finally:
         await opened.close()
 
@@ -136,6 +142,38 @@ async def test_a_failed_append_leaves_no_half_line(
     await journal.close()
 
 
+async def test_a_journal_that_cannot_be_cut_back_takes_nothing_until_it_is_opened_again(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal(path)
+    await journal.open()
+    await journal.append(["one"])
+    write = os.write
+
+    def half(descriptor: int, data: memoryview) -> int:
+        if len(data) > 2:
+            return write(descriptor, data[:2])
+        raise OSError(28, "no space left on device")
+
+    def stuck(descriptor: int, size: int) -> None:
+        raise OSError(5, "input/output error")
+
+    monkeypatch.setattr(os, "write", half)
+    monkeypatch.setattr(os, "ftruncate", stuck)
+    with pytest.raises(Unavailable):
+        await journal.append(["two"])
+    monkeypatch.undo()
+    with pytest.raises(Unavailable, match="opened again"):
+        await journal.append(["two"])
+    assert path.read_bytes() == b"one\ntw"
+    await journal.close()
+    again = Journal(path)
+    await again.open()
+    await again.append(["two"])
+    assert await again.lines() == ["one", "two"]
+    await again.close()
+
+
 async def test_a_second_start_finds_both_alike(database: Database, path: Path) -> None:
     evidence = await start(database, path)
     await retire(evidence)
@@ -145,7 +183,7 @@ async def test_a_second_start_finds_both_alike(database: Database, path: Path) -
     assert path.read_bytes() == before
 
 
-@pytest.mark.parametrize("lost_lines", [1, 2, 3])
+@pytest.mark.parametrize("lost_lines", [1, 2])
 async def test_a_journal_that_is_behind_is_completed(
     database: Database, path: Path, lost_lines: int
 ) -> None:
@@ -158,6 +196,64 @@ async def test_a_journal_that_is_behind_is_completed(
     outcome = await outcome_of(database, path, evidence.verifier)
     assert outcome is Outcome.JOURNAL_COMPLETED
     assert path.read_bytes() == whole
+
+
+async def test_a_log_that_had_just_begun_completes_an_empty_journal(
+    database: Database, path: Path
+) -> None:
+    evidence = await start(database, path)
+    await evidence.journal.close()
+    whole = path.read_bytes()
+    path.write_bytes(b"")
+    outcome = await outcome_of(database, path, evidence.verifier)
+    assert outcome is Outcome.JOURNAL_COMPLETED
+    assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize("gone", [True, False])
+async def test_a_lost_journal_stops_the_start_until_it_is_accepted(
+    database: Database, path: Path, gone: bool
+) -> None:
+    evidence = await start(database, path)
+    await retire(evidence)
+    await evidence.journal.close()
+    whole = path.read_bytes()
+    if gone:
+        path.unlink()
+    else:
+        path.write_bytes(b"")
+    for _ in range(2):
+        with pytest.raises(Corrupt, match="setting accept_lost_journal") as refusal:
+            await outcome_of(database, path, evidence.verifier)
+        assert refusal.value.field == "accept_lost_journal"
+        assert path.read_bytes() == b""
+    outcome = await outcome_of(database, path, evidence.verifier, accept_lost_journal=True)
+    assert outcome is Outcome.JOURNAL_LOST
+    assert path.read_bytes() == whole
+    async with database.readers() as session:
+        rows = await session.scalars(select(AuditRow).where(AuditRow.kind == "log.journal_lost"))
+        [alarm] = rows.all()
+    assert (alarm.outcome, json.loads(alarm.details)) == ("alarm", {"entries": 2})
+    # The setting left on, nothing is said again, and nothing else is accepted by it.
+    outcome = await outcome_of(database, path, evidence.verifier, accept_lost_journal=True)
+    assert outcome is Outcome.AGREED
+    path.write_bytes(whole + whole)
+    with pytest.raises(Corrupt):
+        await outcome_of(database, path, evidence.verifier, accept_lost_journal=True)
+
+
+async def test_the_service_takes_the_setting_of_a_lost_journal(settings: ServiceSettings) -> None:
+    async with running_service(settings) as service:
+        tenant = await service.tenant()
+        asked = {"axis": "tenant", "target": tenant, "reason": "asked for", "wait": False}
+        await service.operator.post("/v1/revocations", asked)
+    (settings.journal / "log.jws").unlink()
+    with pytest.raises(Corrupt, match="accept_lost_journal"):
+        async with running_service(settings):
+            pass  # pragma: no cover - it does not start
+    accepting = settings.model_copy(update={"accept_lost_journal": True})
+    async with running_service(accepting):
+        assert (settings.journal / "log.jws").stat().st_size > 0
 
 
 async def test_a_restored_database_destroys_again_what_it_had_forgotten(
