@@ -82,6 +82,7 @@ class StrongroomConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc
         self._lookups: Lookups | None = None
         self._transfers: Transfers | None = None
         self._requests: dict[str, Any] = {}
+        self._unjudged: list[Any] = []
         self._unserved: list[LoadOrder] = []
         self._failed_pages: set[int] = set()
         self._told: set[str] = set()
@@ -111,16 +112,24 @@ class StrongroomConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        """Memory only, idempotent; see `Lookups.matched`."""
+        """Memory only, idempotent; see `Lookups.matched`.
+
+        vLLM has its local hit in hand here, and any number lets it keep that hit. So a request
+        that could not be judged asks again, once: `build_connector_meta` tells it to skip.
+        """
+        if request.skip_reading_prefix_cache:
+            return 0, False  # told in an earlier step: there was no local hit
+        if self._lookups is None:
+            self._unjudged.append(request)
+            return None, False
         try:
-            if self._lookups is None:
-                return 0, False
             tokens = self._lookups.matched(
                 request.request_id, num_computed_tokens, request.num_tokens
             )
         except Exception:  # noqa: BLE001 - a miss, as everywhere
-            _log.exception("a lookup failed")
-            return 0, False
+            _log.exception("a lookup failed; its request goes without any cache")
+            self._unjudged.append(request)
+            return None, False
         return (None, False) if tokens is None else (tokens, tokens > 0)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
@@ -136,6 +145,9 @@ class StrongroomConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc
 
     def build_connector_meta(self, scheduler_output: Any) -> StrongroomMetadata:
         """This step's orders. Refusals are told to vLLM here, outside of any lookup."""
+        for request in self._unjudged:
+            request.skip_reading_prefix_cache = True
+        self._unjudged.clear()
         lookups = self._lookups
         if lookups is None:
             return StrongroomMetadata(StepOrders())
@@ -166,6 +178,7 @@ class StrongroomConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc
             self._skip(self._lookups.settle())
         except Exception:  # noqa: BLE001 - a miss, as everywhere
             _log.exception("the workers' report could not be read")
+            self._skip(list(self._requests))
 
     def request_finished(
         self, request: Any, block_ids: list[int]

@@ -1,7 +1,7 @@
 """Runs vLLM in the engine's environment, told what to do by JSON lines on standard input.
 
 Answers go, one JSON line each, to the descriptor given as the first argument; standard output
-and error are vLLM's own. Commands: `start`, `generate`, `abort`, `reset`, `statistics`, `stop`.
+and error are vLLM's own. The commands are in `COMMANDS`.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ def main() -> None:
 def start(state: dict[str, Any], model: str, extra: dict[str, Any] | None, **options: Any) -> Any:
     from vllm import LLM
     from vllm.config import KVTransferConfig
+
+    from strongroom.wire.frames import Lease
 
     policy = options.pop("policy", "recompute")
     if extra is not None:
@@ -64,17 +66,42 @@ def start(state: dict[str, Any], model: str, extra: dict[str, Any] | None, **opt
 
     scheduler._update_from_kv_xfer_finished = watch
     state["preemptions"] = 0
+    state["lapse"] = False
+    state["asked"] = []
     preempt = scheduler._preempt_request
 
     def count(*arguments: Any, **named: Any) -> None:
         state["preemptions"] += 1
+        if state["lapse"]:
+            scheduler.connector._lookups.received(Lease(0))
         preempt(*arguments, **named)
 
     scheduler._preempt_request = count
+    if extra is not None:
+        watch_lookups(state, scheduler.connector)
     return {"seconds": time.monotonic() - began}
 
 
-def generate(state: dict[str, Any], requests: list[dict[str, Any]], max_tokens: int = 8) -> Any:
+def watch_lookups(state: dict[str, Any], connector: Any) -> None:
+    """Keep what the connector answers for requests that were preempted before."""
+    asked = connector.get_num_new_matched_tokens
+
+    def watch(request: Any, local_tokens: int) -> Any:
+        answer = asked(request, local_tokens)
+        if request.num_preemptions:
+            state["asked"].append([request.request_id, local_tokens, answer[0]])
+        return answer
+
+    connector.get_num_new_matched_tokens = watch
+
+
+def generate(
+    state: dict[str, Any],
+    requests: list[dict[str, Any]],
+    max_tokens: int = 8,
+    *,
+    lapse_at_preemption: bool = False,
+) -> Any:
     from vllm import SamplingParams
 
     prompts, parameters = [], []
@@ -97,6 +124,8 @@ def generate(state: dict[str, Any], requests: list[dict[str, Any]], max_tokens: 
         )
     reports = state["reports"]
     reports.clear()
+    state["asked"].clear()
+    state["lapse"] = lapse_at_preemption
     before = state["preemptions"]
     began = time.monotonic()
     outputs = state["llm"].generate(prompts, parameters, use_tqdm=False)
@@ -109,6 +138,7 @@ def generate(state: dict[str, Any], requests: list[dict[str, Any]], max_tokens: 
         "parameters": [output.kv_transfer_params for output in outputs],
         "seconds": seconds,
         "loads": list(reports),
+        "asked": list(state["asked"]),
         "preemptions": state["preemptions"] - before,
         "left": len(state["scheduler"].requests),
         "used_pages": pages_used(state),
@@ -167,6 +197,21 @@ def connected(state: dict[str, Any]) -> Any:
     return {"open": all(link.wait_open(10) for link in links)}
 
 
+def sabotage(state: dict[str, Any], name: str) -> Any:
+    """Let this method of the lookups fail until `mend`."""
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("a bug in the lookups")
+
+    setattr(state["scheduler"].connector._lookups, name, fail)
+    return {}
+
+
+def mend(state: dict[str, Any], name: str) -> Any:
+    delattr(state["scheduler"].connector._lookups, name)
+    return {}
+
+
 def reset(state: dict[str, Any]) -> Any:
     return {"done": state["llm"].reset_prefix_cache()}
 
@@ -196,6 +241,8 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "generate": generate,
     "abort": abort,
     "reset": reset,
+    "sabotage": sabotage,
+    "mend": mend,
     "drain": drain,
     "tokenize": tokenize,
     "connected": connected,

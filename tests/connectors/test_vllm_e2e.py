@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from strongroom.wire.frames import Cancel, Finish, Load, Open, Save
+from strongroom.wire.frames import Cancel, Finish, Hello, Load, Open, Save
 from tests.connectors.engine_process import (
     ENGINE_PYTHON,
     MODEL,
@@ -96,6 +97,7 @@ def sidecar(double: SidecarDouble, shared_engine: EngineProcess) -> SidecarDoubl
     """The sidecar without a fault, with no memory of the frames of other tests."""
     double.faults = Faults()
     assert shared_engine.ask("connected")["open"]
+    double.renew(3600)
     double.frames.clear()
     return double
 
@@ -230,6 +232,78 @@ def test_a_silent_sidecar_is_a_miss_at_the_deadline_also_in_the_local_cache(
     assert answer["cached"] == [0]
     assert answer["outputs"] == expected
     assert 2.0 <= answer["ttft"][0] < 4.0
+
+
+def test_once_the_lease_is_over_the_local_cache_is_a_miss_too(
+    engine: EngineProcess, sidecar: SidecarDouble, plain: EngineProcess
+) -> None:
+    tokens = prompt(14)
+    expected = generate(plain, ask(tokens, None, None))["outputs"]
+    generate(engine, ask(tokens))
+    assert generate(engine, ask(tokens))["cached"] == [672]
+    sidecar.renew(-1)
+    lapsed = generate(engine, ask(tokens))
+    sidecar.renew(3600)
+    renewed = generate(engine, ask(tokens))
+    assert lapsed["cached"] == [0]
+    assert lapsed["loads"] == []
+    assert 2.0 <= lapsed["ttft"][0] < 4.0, "it waits for a renewal until its deadline"
+    assert renewed["cached"] == [672]
+    assert lapsed["outputs"] == renewed["outputs"] == expected
+
+
+def test_a_session_that_got_no_lease_is_a_miss_also_in_the_local_cache(
+    engine: EngineProcess, sidecar: SidecarDouble
+) -> None:
+    tokens = prompt(15)
+    generate(engine, ask(tokens))
+    assert generate(engine, ask(tokens))["cached"] == [672]
+    sidecar.faults.lease_s = None
+    sidecar.drop("scheduler")
+    assert sidecar.wait_for(Hello)
+    assert engine.ask("connected")["open"]
+    assert generate(engine, ask(tokens))["cached"] == [0]
+    assert sidecar.verdicts[-1].allowed
+
+
+def test_a_lease_renewed_while_a_request_waits_lets_it_in(
+    engine: EngineProcess, sidecar: SidecarDouble
+) -> None:
+    tokens = prompt(16)
+    generate(engine, ask(tokens))
+    sidecar.renew(-1)
+    sidecar.frames.clear()
+
+    def renew() -> None:
+        sidecar.wait_for(Open)
+        sidecar.renew(3600)
+
+    renewal = threading.Thread(target=renew)
+    renewal.start()
+    answer = generate(engine, ask(tokens))
+    renewal.join()
+    assert answer["cached"] == [672]
+    assert answer["ttft"][0] < 2.0
+
+
+@pytest.mark.parametrize(
+    ("method", "grant"), [("matched", "good"), ("settle", "bad"), ("open", "good")]
+)
+def test_a_request_that_cannot_be_judged_reads_no_cache_and_is_not_asked_about_for_ever(
+    engine: EngineProcess, sidecar: SidecarDouble, plain: EngineProcess, method: str, grant: str
+) -> None:
+    tokens = prompt(17)
+    expected = generate(plain, ask(tokens, None, None))["outputs"]
+    generate(engine, ask(tokens))
+    assert generate(engine, ask(tokens))["cached"] == [672]
+    engine.ask("sabotage", name=method)
+    answer = generate(engine, ask(tokens, grant), *[ask(prompt(18 + n, 100)) for n in range(2)])
+    engine.ask("mend", name=method)
+    assert answer["cached"][0] == 0
+    assert answer["outputs"][:1] == expected
+    assert answer["seconds"] < 10
+    assert engine.ask("drain")["left"] == 0
+    assert generate(engine, ask(tokens))["cached"] == [672]
 
 
 FAULTS: dict[str, tuple[dict[str, Any], int]] = {
@@ -379,6 +453,23 @@ def test_preempted_requests_keep_their_outputs(
         assert second["preemptions"] > 0
         assert len(second["loads"]) >= 4
         assert engine.ask("drain")["used_pages"] == 0
+        # The same with a lease that ends at the first preemption: who resumes is judged anew.
+        assert engine.ask("reset")["done"]
+        third = generate(engine, *requests, max_tokens=120, lapse_at_preemption=True)
+        assert third["outputs"] == expected
+        assert third["preemptions"] > 0
+        assert_resumed_without_cache(third["asked"])
+        assert engine.ask("drain")["used_pages"] == 0
+
+
+def assert_resumed_without_cache(asked: list[tuple[str, int, int | None]]) -> None:
+    """Each of these is first told to ask again, and next has no local hit and loads nothing."""
+    first = {key: answer for key, _, answer in reversed(asked)}
+    last = {key: (local, answer) for key, local, answer in asked}
+    assert first
+    assert set(first.values()) == {None}
+    assert set(last.values()) == {(0, 0)}
+    assert any(local > 0 for _, local, _ in asked), "there was a local hit to be refused"
 
 
 @pytest.mark.parametrize(
