@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Final
 
@@ -47,8 +47,9 @@ ROLES: Final[Mapping[Role, frozenset[Permission]]] = MappingProxyType(
 
 def permissions_of(actor: Actor) -> frozenset[Permission]:
     """What the roles of `actor` allow together; scope is another question."""
-    granted: frozenset[Permission] = frozenset()
-    for role in Role:
-        if role.value in actor.roles:
-            granted |= ROLES[role]
-    return granted
+    return permissions_with(role for role in Role if role.value in actor.roles)
+
+
+def permissions_with(roles: Iterable[Role]) -> frozenset[Permission]:
+    """What `roles` allow together."""
+    return frozenset(permission for role in roles for permission in ROLES[role])

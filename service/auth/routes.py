@@ -11,6 +11,7 @@ from pydantic import ConfigDict, Field
 from policy.permissions import Permission
 from service.auth.actor import Actor
 from service.auth.errors import Forbidden
+from service.auth.roles import permissions_of, permissions_with
 from service.auth.scope import in_scope, permitted
 from service.auth.tokens import Role
 from service.runtime import RuntimeDep
@@ -52,10 +53,12 @@ async def issue_token(
 ) -> TokenAnswer:
     """A token for a party of this installation or of one tenant.
 
-    A subject must be a living principal. Nobody issues a token that is stronger than its own.
+    A subject must be a living principal. Nobody issues a token that allows what its own does not.
     """
     if actor.tenant is not None and (body.tenant is None or Role.OPERATOR in body.roles):
         raise Forbidden("only an operator issues tokens of the installation", field="tenant")
+    if not permissions_with(body.roles) <= permissions_of(actor):
+        raise Forbidden("these roles allow what the caller may not", field="roles")
     async with runtime.changes.begin(actor) as change:
         if body.tenant is not None:
             scope = in_scope(actor, body.tenant)

@@ -214,3 +214,22 @@ async def test_a_tenant_admin_issues_tokens_for_its_own_tenant_alone(service: Se
     assert await issue(roles=["gateway"]) == 403
     assert await issue(tenant=mine, roles=["operator"]) == 403
     assert Permission.TOKEN_ISSUE.value == "token:issue"
+
+
+async def test_nobody_issues_a_token_that_allows_what_its_own_does_not(service: Service) -> None:
+    tenant = await service.tenant()
+    await service.subject(tenant, "alice")
+    admin = service.party("admin", tenant, Role.TENANT_ADMIN)
+
+    async def status(party: Party, *roles: str) -> int:
+        given = {"subject": "alice", "tenant": tenant, "roles": list(roles)}
+        return (await party.ask("POST", "/v1/tokens", given)).status_code
+
+    # An auditor reads the log and the sidecars, which a tenant's administrator does not.
+    assert await status(admin, "auditor") == 403
+    assert await status(admin, "tenant_admin", "auditor") == 403
+    assert await status(service.operator, "auditor") == 201
+    for roles in (("subject",), ("gateway",), ("tenant_admin",), ("subject", "gateway")):
+        assert await status(admin, *roles) == 201
+    both = service.party("both", tenant, Role.TENANT_ADMIN, Role.AUDITOR)
+    assert await status(both, "auditor") == 201
