@@ -33,6 +33,7 @@ from service.grants import routes as grants
 from service.journal.file import Journal
 from service.journal.reconcile import reconcile
 from service.keys import routes as keys
+from service.keys.openable import KeyCheck
 from service.keys.provider import session_info
 from service.keys.ring import LocalFileRing
 from service.keys.rotation import rotate_due
@@ -65,6 +66,7 @@ def create_app(settings: ServiceSettings, *, clock: Clock = boot_ns) -> FastAPI:
         settings=settings,
         database=database,
         key_provider=ring,
+        key_check=KeyCheck(database.readers),
         signer=signer,
         verifier=own_verifier(signer),
         issuer=issuer,
@@ -130,6 +132,7 @@ def _lifespan(
                 accept_lost_journal=runtime.settings.accept_lost_journal,
             )
             await runtime.changes.cut_wal()
+            await runtime.key_check.look()
             async with asyncio.TaskGroup() as tasks:
                 rotation = tasks.create_task(_rotate(runtime), name="kek-rotation")
                 try:

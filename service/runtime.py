@@ -12,6 +12,7 @@ from service.auth.issuer import Issuer
 from service.changes import Changes
 from service.db.session import Database, Sessions
 from service.journal.file import Journal
+from service.keys.openable import KeyCheck
 from service.keys.provider import KeyProvider
 from service.log.kick import Kick
 from service.rules.enforcers import Enforcers
@@ -27,6 +28,7 @@ class Runtime:
     settings: ServiceSettings
     database: Database
     key_provider: KeyProvider
+    key_check: KeyCheck
     signer: Signer
     """The service's own key: grants, leases, log entries, certificates."""
     verifier: Verifier

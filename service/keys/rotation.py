@@ -20,7 +20,9 @@ from service.db.insert import insert_missing
 from service.db.session import Database
 from service.keys.components import overwrite
 from service.keys.models import Component, KekVersion
+from service.keys.openable import find_shut
 from service.keys.provider import INSTALLATION, KeyProvider, Wrapped
+from strongroom.errors import Missing, StrongroomError
 from strongroom.identity import ComponentId
 
 
@@ -59,11 +61,20 @@ async def due(session: AsyncSession, before: datetime) -> Sequence[str]:
 async def rotate_due(
     database: Database, changes: Changes, provider: KeyProvider, age: timedelta
 ) -> Sequence[str]:
-    """Rotate every KEK whose oldest destruction is at least `age` old; returns them."""
+    """Rotate every KEK whose oldest destruction is at least `age` old; returns them.
+
+    One that fails holds up no other; the first error is raised when all were tried.
+    """
     async with database.readers() as session:
         keks = await due(session, now() - age)
+    failed: StrongroomError | None = None
     for kek in keks:
-        await rotate(changes, provider, kek)
+        try:
+            await rotate(changes, provider, kek)
+        except StrongroomError as error:
+            failed = failed or error
+    if failed is not None:
+        raise failed
     return keks
 
 
@@ -82,6 +93,8 @@ async def rotate(changes: Changes, provider: KeyProvider, kek: str) -> None:
                 )
             )
         ).all()
+        if await find_shut(session, kek):
+            raise Missing("this key does not open what lives: it is not rotated", field="kek")
         if living or kek == INSTALLATION:
             fresh = await provider.create(kek)
             await insert_missing(

@@ -18,7 +18,7 @@ from service.log import store as log_store
 from strongroom.errors import Missing
 from strongroom.identity import ComponentId
 from strongroom.log import InvalidationKind, LogEntry
-from tests.service.house import Service
+from tests.service.house import Party, Service
 
 
 async def entries(service: Service) -> list[LogEntry]:
