@@ -143,7 +143,8 @@ async def running(
             background = [
                 tasks.create_task(sidecar.serving.run(), name="serving-leases"),
                 tasks.create_task(sidecar.follower.run_stream(), name="log-stream"),
-                tasks.create_task(sidecar.follower.run_acks(), name="acknowledgements"),
+                tasks.create_task(sidecar.follower.run_fenced(), name="acks-fenced"),
+                tasks.create_task(sidecar.follower.run_reclaimed(), name="acks-reclaimed"),
                 tasks.create_task(sidecar.shipper.run(), name="audit-shipper"),
             ]
             try:

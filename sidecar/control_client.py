@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import asdict, dataclass
 from typing import Any, Final, TypeVar
 
@@ -174,7 +174,7 @@ class ControlClient:
         """Entries after `after`."""
         return await self._call("GET", f"/invalidations?epoch={epoch}&after={after}", None, LogPage)
 
-    async def stream(self, epoch: str, after: int, silence_s: float) -> AsyncIterator[str]:
+    async def stream(self, epoch: str, after: int, silence_s: float) -> AsyncGenerator[str, None]:
         """Entries as they are committed, each a compact JWS; ends when the stream does.
 
         Heartbeats are comments, and keep it open; `silence_s` without any byte ends it.

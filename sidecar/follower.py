@@ -10,8 +10,8 @@ Rules:
   the state for the rest of this process's life.
 - A new epoch, told by a signed serving lease, means: start afresh. Keys, requests and staging
   are dropped, grants from before are dead, and stored namespaces are asked about.
-- `fenced` is acknowledged when it is true: after every transfer that was stopped has ended.
-  `reclaimed` follows. Acknowledgements keep their order.
+- `fenced` is acknowledged when it is true: after every transfer that was stopped has ended. It
+  waits for nothing else: `reclaimed` follows from a task of its own. Each kind keeps its order.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -49,7 +51,7 @@ class _Owed:
     effect: Effect
 
 
-_Acknowledge = Callable[[_Owed], Awaitable[None]]
+_Acknowledge = Callable[[], Awaitable[None]]
 
 
 @dataclass(slots=True)
@@ -70,7 +72,7 @@ class FollowerCounts:
 
 @dataclass(slots=True)
 class Follower:
-    """One log, followed. `run_stream` and `run_acks` are its two tasks."""
+    """One log, followed. `run_stream`, `run_fenced` and `run_reclaimed` are its tasks."""
 
     client: ControlClient
     log: LogState
@@ -82,6 +84,9 @@ class Follower:
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _started: asyncio.Event = field(default_factory=asyncio.Event)
     _owed: asyncio.Queue[_Owed] = field(default_factory=lambda: asyncio.Queue(_ACKS_MAX))
+    _reclaimable: LogHead | None = None
+    """Fenced up to here, and not reclaimed yet."""
+    _fenced_more: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def confirm(self, lease: ServingLease) -> None:
         """Stand at least where `lease` says, or raise: `LogBroken`, `Refused`, `Unavailable`."""
@@ -113,9 +118,12 @@ class Follower:
                 return
             try:
                 self.counts.streams += 1
-                async for jws in self.client.stream(head.epoch, head.seq, self.heartbeat_timeout_s):
-                    await self.take(jws)
-                    pause_s = _RETRY_FIRST_S
+                stream = self.client.stream(head.epoch, head.seq, self.heartbeat_timeout_s)
+                # Closed here, and not whenever it is collected: it holds a connection.
+                async with aclosing(stream) as pushed:
+                    async for jws in pushed:
+                        await self.take(jws)
+                        pause_s = _RETRY_FIRST_S
             except LogBroken as error:
                 _log.warning("the log broke: %s", error.message)
                 return
@@ -141,16 +149,28 @@ class Follower:
                 raise
             self._persist()
 
-    async def run_acks(self) -> None:
-        """Acknowledge in order, until cancelled; a service that is away is asked again."""
+    async def run_fenced(self) -> None:
+        """Acknowledge `fenced` in order, until cancelled; a service that is away is asked again."""
         while True:
             owed = [await self._owed.get()]
             while not self._owed.empty():
                 owed.append(self._owed.get_nowait())
             for item in owed:
                 if item.effect.requests or item.effect.namespaces or item is owed[-1]:
-                    await self._until_acknowledged(self._fenced, item)
-            await self._until_acknowledged(self._reclaimed, owed[-1])
+                    await self._until_acknowledged(partial(self._fenced, item))
+            self._reclaimable = owed[-1].head
+            self._fenced_more.set()
+
+    async def run_reclaimed(self) -> None:
+        """Free what was fenced and acknowledge it, until cancelled. Takes as long as it takes:
+        what is fenced meanwhile is reclaimed in the next round.
+        """
+        while True:
+            await self._fenced_more.wait()
+            self._fenced_more.clear()
+            head, self._reclaimable = self._reclaimable, None
+            if head is not None:
+                await self._until_acknowledged(partial(self._reclaimed, head))
 
     # The first head
 
@@ -238,11 +258,11 @@ class Follower:
             )
             self._owed.put_nowait(_Owed(head, merged))
 
-    async def _until_acknowledged(self, act: _Acknowledge, item: _Owed) -> None:
+    async def _until_acknowledged(self, act: _Acknowledge) -> None:
         pause_s = _RETRY_FIRST_S
         while True:
             try:
-                await act(item)
+                await act()
             except (Refused, Corrupt) as error:
                 _log.warning("an acknowledgement was refused: %s", error.message)
                 return
@@ -267,7 +287,7 @@ class Follower:
         )
         self.counts.acknowledged_fenced = item.head.seq
 
-    async def _reclaimed(self, item: _Owed) -> None:
+    async def _reclaimed(self, head: LogHead) -> None:
         # Namespaces found on NVMe, whose components no lease has told: the service knows them.
         self.counts.retired_at_start += await self.invalidation.ask_liveness(
             self.client, unknown_only=True
@@ -276,10 +296,10 @@ class Follower:
         self.counts.bytes_reclaimed += reclaimed.bytes
         await self.client.acknowledge(
             AckRequest(
-                epoch=item.head.epoch,
-                seq=item.head.seq,
+                epoch=head.epoch,
+                seq=head.seq,
                 state="reclaimed",
                 bytes_reclaimed=reclaimed.bytes,
             )
         )
-        self.counts.acknowledged_reclaimed = item.head.seq
+        self.counts.acknowledged_reclaimed = head.seq

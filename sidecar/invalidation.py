@@ -116,6 +116,8 @@ class Invalidation:
         self._gate.end_lease()
         namespaces = self._ring.namespaces()
         self._ring.drop_all()
+        # What leases told counts no more: the service is asked about every stored namespace.
+        self._leases.forget_all()
         stopped, count = self._fence_requests(dead_only=False)
         return Effect(stopped, namespaces, count)
 

@@ -122,7 +122,8 @@ class KeyLeases:
     async def ensure(self, token: str, grant: GrantClaims) -> None:
         """Have the keys of every namespace of `grant`, which was verified from `token`.
 
-        Raises `Refused` or `Unavailable`; keys that are there already stay usable.
+        Raises `Refused` or `Unavailable`; keys that are there already stay usable, and while
+        all of them are there a renewal that fails is no error, unless the log ended the grant.
         """
         if not self._lacking(grant):
             return
@@ -132,9 +133,12 @@ class KeyLeases:
             async with flight.lock:
                 if self._lacking(grant):
                     await self._lease(token, grant)
-        except Unavailable:
-            # The keys are only due for renewal: they may still serve until their own end.
-            if any(self._ring.salt(span.namespace) is None for span in grant.spans):
+        except (Unavailable, Refused):
+            # The keys are only due for renewal: they may still serve until their own end, as
+            # they would a moment before they were due. A request outlives its grant, under
+            # which the service leases no more; what ends it is the log.
+            missing = any(self._ring.salt(span.namespace) is None for span in grant.spans)
+            if missing or self._log.dead(grant) is not None:
                 raise
         finally:
             flight.waiting -= 1
@@ -157,6 +161,11 @@ class KeyLeases:
         for namespace in namespaces:
             self._components.pop(namespace, None)
             self._refresh_ns.pop(namespace, None)
+
+    def forget_all(self) -> None:
+        """What is known was told by another epoch, or under a log that broke."""
+        self._components.clear()
+        self._refresh_ns.clear()
 
     def _lacking(self, grant: GrantClaims) -> bool:
         now = self._clocks.boot()

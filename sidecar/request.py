@@ -180,16 +180,27 @@ class Request:
 
 
 class Requests:
-    """The requests of one engine, by name. Bounded by the caller."""
+    """The requests of one engine, by name. Bounded by the caller.
+
+    Iterating yields also those that have no name any more and whose transfers have not ended:
+    an invalidation waits for them as for all others.
+    """
 
     def __init__(self) -> None:
         self._by_name: dict[str, Request] = {}
+        self._leaving: list[Request] = []
 
     def __len__(self) -> int:
         return len(self._by_name)
 
     def __iter__(self) -> Iterator[Request]:
-        return iter(tuple(self._by_name.values()))
+        self._leaving = [request for request in self._leaving if request.transfers]
+        return iter((*self._by_name.values(), *self._leaving))
+
+    @property
+    def busy(self) -> bool:
+        """Whether a transfer of any of them is in flight."""
+        return any(request.transfers for request in self)
 
     def get(self, name: str) -> Request | None:
         return self._by_name.get(name)
@@ -203,7 +214,7 @@ class Requests:
         """A new request; one of the same name is cancelled, for a name is used once at a time."""
         earlier = self._by_name.pop(name, None)
         if earlier is not None:
-            earlier.cancel(now_ns)
+            self._part_from(earlier, now_ns)
         request = Request(name)
         self._by_name[name] = request
         return request
@@ -220,6 +231,11 @@ class Requests:
 
     def cancel_all(self, now_ns: int) -> None:
         """The engine's scheduler is gone."""
-        for request in self:
-            request.cancel(now_ns)
+        for request in tuple(self._by_name.values()):
+            self._part_from(request, now_ns)
         self._by_name.clear()
+
+    def _part_from(self, request: Request, now_ns: int) -> None:
+        request.cancel(now_ns)
+        if request.transfers:
+            self._leaving.append(request)

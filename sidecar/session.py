@@ -81,7 +81,8 @@ class SessionSet:
 
     @property
     def empty(self) -> bool:
-        return self.scheduler is None and not self.workers
+        """No connection is left, nor one that was replaced and whose transfers still end."""
+        return self.scheduler is None and not self.workers and not self.requests.busy
 
     def facts(self) -> EngineFacts:
         """For the judge: what was measured, and the ranks that can take part."""

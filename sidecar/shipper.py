@@ -35,10 +35,12 @@ class Shipper:
             try:
                 while await self.ship():
                     pause_s = self._interval_s
-            except StrongroomError as error:
+            except (StrongroomError, OSError) as error:
                 self.failures += 1
                 self._spool.news.set()
-                _log.warning("audit events wait on this node: %s", error.message)
+                # Without the text of an `OSError`: it may name files.
+                reason = error.message if isinstance(error, StrongroomError) else error.strerror
+                _log.warning("audit events wait on this node: %s", reason)
                 pause_s = min(2 * pause_s, _RETRY_LAST_S)
             await asyncio.sleep(pause_s)
 

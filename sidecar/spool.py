@@ -24,6 +24,7 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar, TypeVarTuple
 
@@ -35,7 +36,7 @@ from sidecar.settings import SpoolSync
 from sidecar.state import private_directory
 from strongroom.canonical import canonical_json
 from strongroom.control import SpoolEvent
-from strongroom.errors import Corrupt, Unavailable
+from strongroom.errors import Corrupt, StrongroomError, Unavailable
 
 _logger = logging.getLogger(__name__)
 
@@ -108,6 +109,8 @@ class Spool:
         )
         self._segments: list[_Segment] = []
         self._file: AsyncFileIO | None = None
+        self._using_file = asyncio.Lock()
+        """Held to write, sync or change the file: none of them meets one that another closes."""
         self._unsynced = False
         self._blocked = False
         self._failures = 0
@@ -179,8 +182,9 @@ class Spool:
         """The service has taken everything below `next_count`: whole segments below go."""
         self.taken = max(self.taken, min(next_count, self.next_count))
         while len(self._segments) > 1 and self._segments[1].first <= self.taken:
-            gone = self._segments.pop(0)
-            await self._run_blocking(gone.path.unlink)
+            gone = self._segments[0]
+            await self._run_blocking(partial(gone.path.unlink, missing_ok=True))
+            self._segments.remove(gone)
 
     @property
     def first_count(self) -> int:
@@ -195,8 +199,9 @@ class Spool:
             while len(batch) < _BATCH_MAX and not self._queue.empty():
                 batch.append(self._queue.get_nowait())
             try:
-                await self._write(batch)
-            except (OSError, Unavailable) as error:
+                async with self._using_file:
+                    await self._write(batch)
+            except (OSError, ValueError, StrongroomError) as error:
                 self._blocked = True
                 self._failures += 1
                 _logger.warning("the audit spool cannot be written: %s", type(error).__name__)
@@ -235,10 +240,10 @@ class Spool:
                 rest = rest[await file.write(rest) :]
             if self._settings.sync is SpoolSync.BEFORE_SERVING:
                 await self._run_blocking(os.fsync, file.fileno())
-        except OSError:
+        except (OSError, ValueError):
             try:
                 await file.truncate(segment.size)
-            except OSError:
+            except (OSError, ValueError):
                 # What the file holds is unknown now, so nothing may follow it there.
                 await self._abandon_segment()
             raise
@@ -248,7 +253,8 @@ class Spool:
     async def _sync_loop(self) -> None:
         while True:
             await asyncio.sleep(_SYNC_S)
-            await self._sync()
+            async with self._using_file:
+                await self._sync()
 
     async def _sync(self) -> None:
         if not self._unsynced or self._file is None:
@@ -256,7 +262,7 @@ class Spool:
         self._unsynced = False
         try:
             await self._run_blocking(os.fsync, self._file.fileno())
-        except OSError:
+        except (OSError, ValueError):
             # After a failed fsync the kernel may have dropped the pages: never trust this
             # file again, and say so by blocking until a fresh segment takes a record.
             self._failures += 1
@@ -279,7 +285,7 @@ class Spool:
 
     async def _abandon_segment(self) -> None:
         if self._file is not None:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, ValueError):
                 await self._file.close()
         self._file = None
 

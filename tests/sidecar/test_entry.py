@@ -7,11 +7,15 @@ import os
 import signal
 from pathlib import Path
 
+import httpx
+import pytest
 import uvloop
 
 from sidecar.clocks import Clocks
 from sidecar.main import serve
 from sidecar.settings import load_settings
+from strongroom.errors import Refused
+from strongroom.log import InvalidationKind
 from strongroom.wire.frames import Finish
 from tests.sidecar.conftest import PROMPT
 from tests.sidecar.control_plane import FakeControlPlane
@@ -81,6 +85,41 @@ async def test_a_key_lease_that_ran_out_is_renewed_for_a_request_that_lives(
         assert not (await engine.load("r", 0, 288)).ok
         assert await engine.save("w", PROMPT, 288) == 0
         engine.scheduler.send(Finish("r"))
+
+
+async def test_a_request_that_outlives_its_grant_loads_for_as_long_as_its_keys_are_here(
+    tmp_path: Path,
+) -> None:
+    """The service leases nothing under a grant that has run out."""
+    boot = ManualClock()
+    control = FakeControlPlane(lease_ms=200_000, key_lease_ms=60_000)
+    async with harness(tmp_path, control, clocks=Clocks(boot)) as world:
+        engine = await world.engine()
+        granted = control.grant(world.tenant, PROMPT)
+        await engine.compute_and_save("w", granted)
+        assert (await engine.open("r", granted)).tokens == 288
+
+        async def refused(sidecar: str, body: bytes) -> httpx.Response:
+            return httpx.Response(403)
+
+        control._key_lease = refused  # type: ignore[method-assign]
+        boot.advance(50)
+        assert (await engine.load("r", 0, 288)).ok
+        assert world.sidecar.keys.counts.refused == 1
+        # A grant that the log has ended is not kept alive by keys that others still use.
+        await world.sidecar.keys.ensure(granted.token, granted.claims)
+        entry = control.append(
+            InvalidationKind.SUBJECT, tenant=world.tenant.id, subject=granted.claims.sub
+        )
+        assert await world.sidecar.log.reach(control.epoch, entry.seq, 20)
+        with pytest.raises(Refused):
+            await world.sidecar.keys.ensure(granted.token, granted.claims)
+        fresh = control.grant(world.tenant, PROMPT)
+        assert (await engine.open("fresh", fresh)).tokens == 288
+        boot.advance(11)
+        assert not (await engine.load("fresh", 0, 288)).ok
+        with pytest.raises(Refused):
+            await world.sidecar.keys.ensure(fresh.token, fresh.claims)
 
 
 async def test_prompts_of_open_requests_are_bounded_in_memory(tmp_path: Path) -> None:

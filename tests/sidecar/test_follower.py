@@ -175,6 +175,26 @@ async def test_a_new_epoch_starts_afresh(stored: Stored) -> None:
     assert await stored.hits("new", stored.grant()) == 288
 
 
+async def test_after_a_new_epoch_the_service_is_asked_about_every_stored_namespace(
+    stored: Stored,
+) -> None:
+    """What was destroyed before the new epoch is in no entry of its log."""
+    world, control = stored.world, stored.world.control
+    kept = control.component()
+    other = control.grant(world.tenant, PROMPT, [(300, (), (kept,))])
+    await stored.engine.compute_and_save("other", other)
+    before = world.sidecar.store.namespaces()
+    assert len(before) == 2
+    del control.secrets[world.tenant.everyone]
+    control.renew_epoch()
+    await world.sidecar.serving.renew()
+    async with asyncio.timeout(20):
+        await control.until_acked("reclaimed", control.head.seq)
+    assert world.sidecar.store.namespaces() == frozenset(other.namespaces)
+    again = control.grant(world.tenant, PROMPT, [(300, (), (kept,))])
+    assert await stored.hits("again", again) == 288
+
+
 async def test_no_lease_no_service_and_the_wall_clock_cannot_help(tmp_path: Path) -> None:
     boot, wall = ManualClock(), [time.time()]
     async with harness(tmp_path, clocks=Clocks(boot, lambda: wall[0])) as world:

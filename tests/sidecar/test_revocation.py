@@ -6,11 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
+import httpx
 import pytest
 
+from sidecar.control_client import ControlClient
 from storage.block import BlockContext
 from storage.fence import Fence
-from storage.store import BlockStore, Loaded, Saved
+from storage.store import BlockStore, Loaded, Reclaimed, Saved
 from strongroom.derivation import NamespaceKeys
 from strongroom.log import InvalidationKind
 from strongroom.wire.frames import (
@@ -463,3 +465,97 @@ async def test_a_tenant_over_its_quota_is_refused_and_counted(tmp_path: Path) ->
         rest = await engine.save("w", PROMPT, 288)
         assert first + rest < 5
         assert world.sidecar.audit.counts["quota", "failed", "quota"] >= 1
+
+
+@pytest.mark.parametrize("held_up", ["reclaim", "liveness", "its acknowledgement"])
+async def test_fenced_is_acknowledged_while_an_earlier_reclaim_is_under_way(
+    stored: Stored, held_up: str
+) -> None:
+    world = stored.world
+    plane, invalidation = world.control, world.sidecar.follower.invalidation
+    hold = Barrier()
+    reclaim, liveness, answer = (
+        invalidation.reclaim, invalidation.ask_liveness, plane.handle_async_request,
+    )  # fmt: skip
+
+    async def held_reclaim() -> Reclaimed:
+        await hold()
+        return await reclaim()
+
+    async def held_liveness(client: ControlClient, *, unknown_only: bool) -> int:
+        await hold()
+        return await liveness(client, unknown_only=unknown_only)
+
+    async def held_answer(request: httpx.Request) -> httpx.Response:
+        if b'"reclaimed"' in await request.aread():
+            await hold()
+        return await answer(request)
+
+    match held_up:
+        case "reclaim":
+            invalidation.reclaim = held_reclaim  # type: ignore[method-assign]
+        case "liveness":
+            invalidation.ask_liveness = held_liveness  # type: ignore[method-assign]
+        case _:
+            plane.handle_async_request = held_answer  # type: ignore[method-assign]
+    async with asyncio.timeout(20):
+        first = plane.revoke(plane.component()).seq
+        await hold.arrived.wait()
+        await plane.until_acked("fenced", first)
+        second = by_component(world)
+        await plane.until_acked("fenced", second)
+        assert not any(ack.state == "reclaimed" and ack.seq >= first for ack in plane.acks)
+        hold.lifted.set()
+        assert (await plane.until_acked("reclaimed", second)).seq == second
+    assert not world.sidecar.store.namespaces()
+
+
+@pytest.mark.parametrize("gone", ["its name is used again", "its scheduler is gone"])
+async def test_fenced_waits_for_the_transfers_of_requests_that_are_gone(
+    stored: Stored, gated: Gated, gone: str
+) -> None:
+    world, engine = stored.world, stored.engine
+    wire = engine.workers[0]
+    await stored.hits("r", stored.grant())
+    barrier = gated.after_load = Barrier()
+    wire.send(Load("r", 1, 0, 64))
+    await barrier.arrived.wait()
+    if gone == "its name is used again":
+        await stored.hits("r", stored.grant())
+    else:
+        await engine.scheduler.close()
+        while world.sidecar.sessions._sets["engine-a"].scheduler is not None:
+            await asyncio.sleep(0)
+    seq = by_component(world)
+    await applied(world, seq)
+    for _ in range(200):
+        await asyncio.sleep(0)
+    assert not any(ack.seq >= seq for ack in world.control.acks)
+    barrier.lifted.set()
+    async with asyncio.timeout(20):
+        ack = await world.control.until_acked("fenced", seq)
+    assert ack.loads_fenced == 1
+
+
+async def test_an_engine_is_known_until_the_last_of_its_transfers_has_ended(
+    stored: Stored, gated: Gated
+) -> None:
+    (joined,) = stored.world.sidecar.sessions
+    await stored.hits("r", stored.grant())
+    barrier = gated.after_load = Barrier()
+    stored.engine.workers[0].send(Load("r", 1, 0, 64))
+    await barrier.arrived.wait()
+    await stored.engine.scheduler.close()
+    while joined.scheduler is not None:
+        await asyncio.sleep(0)
+    # As if another worker connection had taken over and gone while the first still ends.
+    worker = joined.workers.pop(0)
+    assert not joined.empty
+    stored.world.sidecar.sessions.leave(joined)
+    assert list(stored.world.sidecar.sessions) == [joined]
+    joined.workers[0] = worker
+    barrier.lifted.set()
+    await stored.engine.workers[0].close()
+    async with asyncio.timeout(20):
+        while list(stored.world.sidecar.sessions):
+            await asyncio.sleep(0)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import resource
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -175,3 +178,75 @@ async def test_the_service_gets_every_event_once_and_in_order_over_restarts(
     assert control.events[0].prev == genesis(name)
     for before, after in zip(control.events, control.events[1:], strict=False):
         assert after.prev == event_hash(before)
+
+
+async def test_a_record_that_comes_while_a_failed_segment_is_given_up_goes_into_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device fails at a sync, and a record arrives before the file is closed."""
+    monkeypatch.setattr("sidecar.spool._SYNC_S", 0)
+    go_on = threading.Event()
+    real, failures = os.fsync, [OSError(errno.EIO, "failed")]
+
+    def failing(descriptor: int) -> None:
+        if failures:
+            spool._executor.submit(go_on.wait, 10)  # what the spool does next waits
+            raise failures.pop()
+        real(descriptor)
+
+    async with Spool.opened(tmp_path / "s", SETTINGS) as spool:
+        monkeypatch.setattr("os.fsync", failing)
+        await spool.record(event("before"))
+        async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+            while not spool.statistics().blocked:
+                await asyncio.sleep(0)
+            tasks.create_task(spool.record(event("meanwhile")))
+            for _ in range(20):
+                await asyncio.sleep(0)
+            go_on.set()
+        assert spool.statistics().write_failures == 1
+        assert not spool.statistics().blocked
+        assert len(spool._segments) == 2
+    assert [each.request for each in written(tmp_path / "s")] == ["before", "meanwhile"]
+
+
+async def test_an_event_that_cannot_be_written_down_is_refused_alone(tmp_path: Path) -> None:
+    async with Spool.opened(tmp_path / "s", SETTINGS) as spool:
+        with pytest.raises(Unavailable):
+            await spool.record(event("\ud800"))  # no text of any encoding
+        await spool.record(event("next"))
+        assert spool.statistics().write_failures == 1
+    assert [each.request for each in written(tmp_path / "s")] == ["next"]
+
+
+async def test_a_segment_that_cannot_be_read_delays_the_shipping_alone(stored: Stored) -> None:
+    world, plane = stored.world, stored.world.control
+    path = world.sidecar.spool._segments[0].path
+    path.rename(path.with_suffix(".aside"))
+    await stored.hits("unread", stored.grant())
+    async with asyncio.timeout(20):
+        while not world.sidecar.shipper.failures:
+            await asyncio.sleep(0.01)
+        assert await stored.hits("served", stored.grant()) == 288
+        path.with_suffix(".aside").rename(path)
+        while world.sidecar.spool.statistics().pending:
+            await asyncio.sleep(0.01)
+    assert {"unread", "served"} <= {each.request for each in plane.events}
+
+
+async def test_a_segment_that_cannot_be_removed_still_counts(tmp_path: Path) -> None:
+    settings = replace(SETTINGS, segment_bytes=1)
+    async with Spool.opened(tmp_path / "s", settings) as spool:
+        for number in range(4):
+            await spool.record(event(str(number)))
+        path, size = spool._segments[0].path, spool.size_bytes
+        path.rename(path.with_suffix(".aside"))
+        path.mkdir()
+        with pytest.raises(OSError, match="directory"):
+            await spool.release(spool.next_count)
+        assert spool.size_bytes == size
+        path.rmdir()
+        path.with_suffix(".aside").rename(path)
+        await spool.release(spool.next_count)
+        assert spool.size_bytes < size
+        assert len(list((tmp_path / "s").glob("*.jsonl"))) == 1
