@@ -56,7 +56,7 @@ def describe(vllm_config: Any, kv_cache_config: Any, *, tp_rank: int, pp_rank: i
     return Shape(
         format=KVFormat(
             dtype=str(spec.dtype).removeprefix("torch."),
-            quantization="none",
+            quantization=_precision(model),
             layers=model.get_total_num_hidden_layers(),
             kv_heads=model.get_total_num_kv_heads(),
             head_size=spec.head_size,
@@ -98,12 +98,30 @@ def _refuse_modes(vllm_config: Any) -> None:
         raise Unsupported("speculative decoding: a draft model is not measured", field="model")
     if model.hf_overrides:
         raise Unsupported("hf_overrides change the model that was measured", field="hf_overrides")
+    if model.hf_config_path not in {None, "", model.model}:
+        raise Unsupported("the configuration is not the one that was measured", field="hf_config")
     if vllm_config.load_config.load_format == "dummy":
         raise Unsupported("weights are not loaded from files", field="load_format")
     if getattr(vllm_config, "weight_transfer_config", None) is not None:
         raise Unsupported("weights may be replaced while the engine runs", field="weights")
     if model.enable_sleep_mode:
         raise Unsupported("sleep mode takes KV memory away from transfers", field="sleep_mode")
+
+
+def _precision(model: Any) -> str:
+    """How the numbers are computed: the weights' quantization and the dtype of computing.
+
+    The dtype of the KV cache does not tell: a model that computes in bfloat16 and one that
+    computes in float32 may store it in the same dtype, and store other numbers.
+    """
+    declared = model.model_arch_config.quantization_config
+    if model.quantization_config is not None or (model.quantization and declared is None):
+        raise Unsupported(
+            f"weights are quantized while they are loaded ({model.quantization}), which is not "
+            "in the files that were measured",
+            field="quantization",
+        )
+    return f"{model.quantization or 'none'}/{str(model.dtype).removeprefix('torch.')}"
 
 
 def _layer_order(name: str) -> tuple[int, str]:
