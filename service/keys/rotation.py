@@ -53,7 +53,10 @@ async def due(session: AsyncSession, before: datetime) -> Sequence[str]:
         Component.destroyed_at <= before,
     )
     keks = await session.scalars(
-        select(KekVersion.kek).where(KekVersion.destroyed_at.is_(None), tombstone).distinct()
+        select(KekVersion.kek)
+        .where(KekVersion.destroyed_at.is_(None), tombstone)
+        .distinct()
+        .order_by(KekVersion.kek)
     )
     return keks.all()
 
