@@ -77,7 +77,6 @@ class NvmeTier:
         """Guards tails, generations and which region is open: held for a write, a turnover and
         a burial. Index, quota and members change on the event loop, between awaits."""
         self._open_region: Region | None = None
-        self._dead: list[tuple[Region, int, int, int]] = []
         self._order = 0
         self._used_bytes = 0
         self.last_sequence = 0
@@ -160,7 +159,7 @@ class NvmeTier:
             try:
                 admit()
             except BaseException:
-                self._dead.append((region, region.generation, offset, nbytes))
+                region.dead[offset] = nbytes
                 raise
         except BaseException:
             self._quota.credit(context.tenant, nbytes)
@@ -227,7 +226,7 @@ class NvmeTier:
         region.live_bytes -= nbytes
         self._used_bytes -= nbytes
         self._quota.credit(row.resident.tenant, nbytes)
-        self._dead.append((region, region.generation, offset, nbytes))
+        region.dead[offset] = nbytes
         return nbytes
 
     async def drop_namespaces(self, namespaces: Collection[NamespaceId]) -> tuple[int, int]:
@@ -248,28 +247,41 @@ class NvmeTier:
     async def bury_dead(self) -> int:
         """Overwrite the headers of dropped records; returns how many.
 
-        Those of a region without any live record go together, by renewing it.
+        Those of a region without any live record go together, by renewing it. What is dropped
+        meanwhile is for the next call.
         """
         done = 0
-        dead, self._dead = self._dead, []
-        for region, generation, offset, nbytes in dead:
-            async with self._writing:
-                if region.generation != generation or offset in region.members:
-                    continue
-                if region.busy:  # somebody may still be reading this very record
-                    self._dead.append((region, generation, offset, nbytes))
-                    continue
-                try:
-                    if self._is_idle(region):
-                        await self._io(partial(self._files.renew, region))
-                    else:
-                        page = aligned(HEADER_BYTES)
-                        page[:] = gone_block(nbytes)
-                        await self._io(partial(self._files.write, region, offset, [page]))
-                    done += 1
-                except (Unavailable, Overloaded):
-                    _log.warning("a dropped record's header could not be overwritten")
+        for region in self._files.regions:
+            for offset in tuple(region.dead):
+                async with self._writing:
+                    done += await self._bury(region, offset)
+                # Where there was nothing to write, others have not had their turn yet.
+                await asyncio.sleep(0)
         return done
+
+    async def _bury(self, region: Region, offset: int) -> int:
+        nbytes = region.dead.get(offset)
+        if nbytes is None or region.busy or offset in region.members:
+            return 0  # renewed meanwhile, or somebody may still be reading this very record
+        try:
+            if self._is_idle(region):
+                done = len(region.dead)
+                await self._renew(region)
+                return done
+            page = aligned(HEADER_BYTES)
+            page[:] = gone_block(nbytes)
+            await self._io(partial(self._files.write, region, offset, [page]))
+        except (Unavailable, Overloaded):
+            _log.warning("a dropped record's header could not be overwritten")
+            return 0
+        finally:
+            # Also after a failure: what comes back after a restart is a candidate, no more.
+            region.dead.pop(offset, None)
+        return 1
+
+    async def _renew(self, region: Region) -> None:
+        await self._io(partial(self._files.renew, region))
+        region.dead.clear()
 
     async def sync(self) -> None:
         """Bury what was dropped and bring the regions to the device. Raises `Unavailable`."""
@@ -326,7 +338,7 @@ class NvmeTier:
                 partial(self._files.write, region, offset, [head, record[HEADER_BYTES:]])
             )
         except BaseException:
-            self._dead.append((region, region.generation, offset, nbytes))
+            region.dead[offset] = nbytes
             raise
         finally:
             region.busy -= 1
@@ -366,7 +378,7 @@ class NvmeTier:
 
     async def _turn_to(self, region: Region) -> None:
         if not (region.clean and region.tail == REGION_HEADER_BYTES):
-            await self._io(partial(self._files.renew, region))
+            await self._renew(region)
         self._open_region = region
 
     def _worth_compacting(self, nbytes: int) -> Region | None:
@@ -394,7 +406,7 @@ class NvmeTier:
                 region.members[new_offset] = packed
                 region.live_bytes += nbytes
             else:
-                self._dead.append((region, region.generation, new_offset, nbytes))
+                region.dead[new_offset] = nbytes
 
     def _admit(self, region: Region, offset: int, address: BlockAddress, nbytes: int) -> None:
         region.members[offset] = address.pack()

@@ -43,6 +43,9 @@ class Region:
     tail: int
     members: dict[int, bytes] = field(default_factory=dict)
     """Live records: offset to packed address."""
+    dead: dict[int, int] = field(default_factory=dict)
+    """Dropped records whose headers are still there: offset to length. At most what was written
+    since the region was renewed, which ends them all."""
     live_bytes: int = 0
     busy: int = 0
     """Reads and writes in flight; the region is not renewed meanwhile."""

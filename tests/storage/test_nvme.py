@@ -16,7 +16,7 @@ import pytest
 from storage.tiers.regions import REGION_HEADER_BYTES, Region, RegionFiles
 from strongroom.errors import Corrupt, Overloaded, Unavailable
 from tests.storage.support import context
-from tests.storage.test_recovery import RECORD, REGION, body, opened, put
+from tests.storage.test_recovery import RECORD, REGION, body, dead, forget_dead, opened, put
 
 
 class Faulty(RegionFiles):
@@ -132,7 +132,51 @@ async def test_a_region_is_not_renewed_under_a_reader_of_its_last_record(tmp_pat
             go_on.set()
         assert task.result() == data
         await tier.bury_dead()
-        assert tier._dead == []
+        assert dead(tier) == 0
+
+
+async def test_what_is_remembered_of_dropped_records_ends_with_their_region(
+    tmp_path: Path,
+) -> None:
+    async with opened(tmp_path) as tier:
+        room = len(tier._files.regions) * REGION // RECORD
+        for number in range(12 * room):
+            await put(tier, context(number), sequence=number)
+            assert dead(tier) <= room
+        assert tier.statistics().evictions > 10 * room
+        await tier.bury_dead()
+        assert dead(tier) == 0
+        kept = [number for number in range(12 * room) if context(number).address in tier]
+    async with opened(tmp_path) as tier:
+        found = [number for number in range(12 * room) if context(number).address in tier]
+        assert found == kept, "what was dropped does not come back"
+
+
+async def test_others_have_their_turn_while_the_dead_are_gone_through(tmp_path: Path) -> None:
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async with opened(tmp_path) as tier:
+        for number in range(6):
+            await put(tier, context(number), sequence=number)
+        for number in range(6):
+            tier.drop(context(number).address)
+        for region in tier._files.regions:
+            region.busy += 1  # as if each were being read: nothing can be buried
+        waiting = dead(tier)
+        assert waiting == 6
+        task = asyncio.ensure_future(others())  # noqa: TID251 - ended below
+        assert await tier.bury_dead() == 0
+        assert turns >= waiting
+        task.cancel()
+        for region in tier._files.regions:
+            region.busy -= 1
+        assert await tier.bury_dead() == waiting
 
 
 @pytest.mark.parametrize(("code", "error"), [(errno.ENOSPC, Overloaded), (errno.EIO, Unavailable)])
@@ -160,7 +204,7 @@ async def test_a_write_error_at_a_killed_process_leaves_a_torn_record(tmp_path: 
         Faulty.write_errors.append(errno.EIO)
         with pytest.raises(Unavailable):
             await put(tier, context(1), sequence=1)
-        tier._dead.clear()
+        forget_dead(tier)
         data = await put(tier, context(2), sequence=2)
     async with opened(tmp_path) as tier:
         assert tier.statistics().torn == 1

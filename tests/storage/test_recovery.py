@@ -51,6 +51,17 @@ async def opened(
         workers.close()
 
 
+def dead(tier: NvmeTier) -> int:
+    """Dropped records whose headers are still on the device."""
+    return sum(len(region.dead) for region in tier._files.regions)
+
+
+def forget_dead(tier: NvmeTier) -> None:
+    """What the death of the process would lose."""
+    for region in tier._files.regions:
+        region.dead.clear()
+
+
 async def put(tier: NvmeTier, wanted: BlockContext, sequence: int = 1) -> bytes:
     header, record = sealed(wanted, sequence=sequence)
     await tier.put(header, record, admit)
@@ -237,7 +248,7 @@ async def test_of_two_records_of_one_block_the_later_sealing_counts(
 ) -> None:
     async with opened(folder) as tier:
         newer = await put(tier, context(2), sequence=9)
-        tier._dead.clear()  # as if killed before the old one's header was overwritten
+        forget_dead(tier)  # as if killed before the old one's header was overwritten
     async with opened(folder) as tier:
         assert await body(tier, context(2)) == newer
         assert tier.statistics().stale == 1
