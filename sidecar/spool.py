@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import logging
 import os
 import secrets
@@ -37,10 +36,10 @@ from sidecar.state import private_directory
 from strongroom.canonical import canonical_json
 from strongroom.control import SpoolEvent
 from strongroom.errors import Corrupt, StrongroomError, Unavailable
+from strongroom.spool import FIRST_COUNT, event_hash, genesis
 
 _logger = logging.getLogger(__name__)
 
-FIRST_COUNT: Final = 1
 QUEUE_MAX: Final = 4096
 _BATCH_MAX: Final = 256
 _SYNC_S: Final = 0.5
@@ -83,16 +82,6 @@ class _Segment:
     path: Path
     first: int
     size: int
-
-
-def genesis(spool: str) -> str:
-    """The `prev` of a spool's first event."""
-    return hashlib.sha256(b"strongroom/spool/v1" + spool.encode()).hexdigest()
-
-
-def event_hash(event: SpoolEvent) -> str:
-    """What the next event's `prev` must be."""
-    return hashlib.sha256(canonical_json(asdict(event))).hexdigest()
 
 
 class Spool:

@@ -1,16 +1,14 @@
 """Taking a sidecar's audit spool into the audit chain.
 
 The spool is a counted hash chain: `prev` is the SHA-256 of the canonical JSON of the event
-before, the spool's genesis for the first (`sidecar.spool` writes it). Each event is taken
+before, the spool's genesis for the first (`strongroom.spool`). Each event is taken
 once. What does not fit is taken all the same, since it is evidence, and raises an alarm:
 a gap, a fork, a spool that began anew, a tenant that the sidecar is not enrolled for.
 """
 
 from __future__ import annotations
 
-import hashlib
 import re
-from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Final
 
@@ -20,27 +18,16 @@ from service.changes import Change
 from service.log.chain import rfc3339
 from service.sidecars.models import Spool
 from service.sidecars.store import Enrolled
-from strongroom.canonical import canonical_json
 from strongroom.control import IntakeRequest, SpoolEvent
 from strongroom.errors import Misuse
+from strongroom.spool import FIRST_COUNT, event_hash, genesis
 
 EVENTS_MAX: Final = 1000
-FIRST_COUNT: Final = 1
 _COUNT_MAX: Final = 2**62
 _SPOOL_ID = re.compile(r"[0-9A-Za-z_-]{8,64}")
 _WORD = re.compile(r"[a-z][a-z0-9_]{0,31}")
 _REFERENCE = re.compile(r"[0-9a-f]{32}|[0-9a-f]{64}")
 _TEXT_MAX: Final = 256
-
-
-def genesis(spool: str) -> str:
-    """The `prev` of a spool's first event."""
-    return hashlib.sha256(b"strongroom/spool/v1" + spool.encode()).hexdigest()
-
-
-def event_hash(event: SpoolEvent) -> str:
-    """What the next event's `prev` must be."""
-    return hashlib.sha256(canonical_json(asdict(event))).hexdigest()
 
 
 async def take(change: Change, sidecar: Enrolled, request: IntakeRequest) -> int:

@@ -21,10 +21,10 @@ from service.auth.actor import SYSTEM
 from service.auth.tokens import Role
 from service.db.base import now
 from service.db.session import Database
-from service.sidecars.intake import event_hash, genesis
 from strongroom.control import SpoolEvent
 from strongroom.errors import Refused
 from strongroom.identity import new_component_id
+from strongroom.spool import event_hash, genesis
 from tests.service.evidence import Evidence, start
 from tests.service.house import Service
 from tests.service.sidecar_party import SidecarParty, enrolled
@@ -275,14 +275,6 @@ async def test_a_spool_is_taken_in_order_and_each_event_once(service: Service) -
     found = await service.operator.get("/v1/audit/events", kind="access.lookup")
     assert [event["details"]["count"] for event in found["items"]] == [1, 2, 3]
     assert await alarms(service) == []
-
-
-async def test_the_service_and_the_sidecar_hash_a_spool_alike() -> None:
-    from sidecar import spool
-
-    [event] = spooled("spool-000001", lookup(tenant="a" * 32, namespaces=["b" * 64]))
-    assert spool.genesis("spool-000001") == genesis("spool-000001")
-    assert spool.event_hash(event) == event_hash(event)
 
 
 @pytest.mark.parametrize(

@@ -18,13 +18,16 @@ import msgspec
 import pytest
 
 from sidecar.settings import SpoolSync
-from sidecar.spool import FIRST_COUNT, Spool, SpoolSettings, event_hash, genesis
+from sidecar.spool import Spool, SpoolSettings
 from strongroom.control import SpoolEvent
 from strongroom.errors import Unavailable
+from strongroom.spool import FIRST_COUNT, event_hash, genesis
 from tests.sidecar.conftest import PROMPT, Stored
 from tests.sidecar.control_plane import FakeControlPlane
 from tests.sidecar.harness import harness
 
+GENESIS = "30fd1b6a2691530d0fb6e96640c68e49a6c4476d9abc633c0f3f3b82282e584a"
+FIRST = "095b61ddcfcadaab3285a9da165cc863898ee66060b0f17c5196d0e2e7be8c2d"
 SETTINGS = SpoolSettings(SpoolSync.WITHIN_SECOND, 1 << 20, 1 << 16)
 
 
@@ -50,6 +53,13 @@ def written(directory: Path) -> list[SpoolEvent]:
     for path in sorted(directory.glob("*.jsonl")):
         lines += path.read_bytes().splitlines()[1:]
     return [msgspec.json.decode(line, type=SpoolEvent) for line in lines]
+
+
+def test_the_chain_is_what_it_was_in_every_spool_written_before() -> None:
+    """The service checks with the same two functions; these values are in files on nodes."""
+    assert genesis("spool-000001") == GENESIS
+    assert event_hash(replace(event("r1"), count=1, prev=GENESIS, namespaces=["b" * 64])) == FIRST
+    assert genesis("spool-000002") != GENESIS
 
 
 async def test_events_are_counted_and_chained(tmp_path: Path) -> None:
