@@ -144,3 +144,33 @@ async def test_the_right_party_restores_and_every_other_computes(home: Path, tin
             assert await party.generate(tokens, granted) == (0, cold[1])
             await party.forget()
             assert await party.generate(tokens, granted) == (0, cold[1])
+
+
+async def test_a_sidecar_cut_off_from_the_service_takes_the_local_cache_with_its_lease(
+    home: Path, tiny: Path
+) -> None:
+    control = FakeControlPlane(lease_ms=2000)
+    directory = home / "cut"
+    directory.mkdir()
+    tokens = prompt(503)
+    with EngineProcess(home) as engine:
+        party = Party(engine, control, tiny)
+        async with harness(directory, control, **SIZES) as world:
+            await party.start(world, tiny)
+            granted = party.grant(world.tenant, tokens)
+            _, output = await party.generate(tokens, granted)
+            # The pages are in the engine's own prefix cache from here on.
+            assert await party.generate(tokens, granted) == (672, output)
+            control.away = True
+            await leased(world, running=False)
+            assert await party.generate(tokens, granted) == (0, output)
+            control.away = False
+            await leased(world, running=True)
+            assert await party.generate(tokens, granted) == (672, output)
+
+
+async def leased(world: World, *, running: bool) -> None:
+    """Wait until the sidecar has a lease, or has none."""
+    async with asyncio.timeout(20):
+        while world.sidecar.gate.state().open is not running:
+            await asyncio.sleep(0.02)
