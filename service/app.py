@@ -41,6 +41,7 @@ from service.log import routes as log
 from service.log.kick import Kick
 from service.registry import routes as registry
 from service.revocation import routes as revocation
+from service.revocation.settle import settle
 from service.rules import routes as rules
 from service.rules.enforcers import Enforcers
 from service.runtime import Runtime
@@ -75,7 +76,7 @@ def create_app(settings: ServiceSettings, *, clock: Clock = boot_ns) -> FastAPI:
         journal=journal,
         kick=kick,
         enforcers=Enforcers(),
-        desk=open_desk(settings.serving_lease_s, clock),
+        desk=open_desk(settings.serving_lease_s, clock, settle),
         clock=clock,
     )
     app = FastAPI(

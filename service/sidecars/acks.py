@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from enum import StrEnum
 from typing import Final
 
-from sqlalchemy import Select, case, select, update
+from sqlalchemy import case, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from service.db.base import now
 from service.log import store as log_store
-from service.log.chain import rfc3339
-from service.revocation.models import Revocation, RevocationSidecar, SidecarState
 from service.sidecars.models import Sidecar
 from strongroom.control import AckRequest
 from strongroom.errors import Conflict, Misuse
@@ -26,8 +24,11 @@ class AckState(StrEnum):
 
 COUNT_MAX: Final = 2**62
 
+Settle = Callable[[AsyncSession, str, AckRequest, int], Awaitable[None]]
+"""Told of a checked acknowledgement, and the seq above which it is news, in its transaction."""
 
-async def acknowledge(session: AsyncSession, sidecar: str, ack: AckRequest) -> None:
+
+async def acknowledge(session: AsyncSession, sidecar: str, ack: AckRequest, settle: Settle) -> None:
     """Record an acknowledgement. It only moves forward; said again, it changes nothing.
 
     Raises `Conflict` for another epoch and for entries that there are not.
@@ -44,8 +45,9 @@ async def acknowledge(session: AsyncSession, sidecar: str, ack: AckRequest) -> N
     match state:
         case AckState.FENCED:
             await _fenced(session, sidecar, ack)
+            await settle(session, sidecar, ack, 0)
         case AckState.RECLAIMED:
-            await _reclaimed(session, sidecar, ack)
+            await settle(session, sidecar, ack, await _reclaimed(session, sidecar, ack))
 
 
 async def _fenced(session: AsyncSession, sidecar: str, ack: AckRequest) -> None:
@@ -61,25 +63,10 @@ async def _fenced(session: AsyncSession, sidecar: str, ack: AckRequest) -> None:
         )
         .execution_options(synchronize_session=False)
     )
-    await session.execute(
-        update(RevocationSidecar)
-        .where(
-            RevocationSidecar.sidecar == sidecar,
-            RevocationSidecar.state == SidecarState.PENDING,
-            RevocationSidecar.revocation.in_(_covered(ack)),
-        )
-        .values(
-            state=SidecarState.FENCED,
-            at=rfc3339(now()),
-            loads_fenced=ack.loads_fenced,
-            saves_fenced=ack.saves_fenced,
-            namespaces_dropped=ack.namespaces_dropped,
-        )
-        .execution_options(synchronize_session=False)
-    )
 
 
-async def _reclaimed(session: AsyncSession, sidecar: str, ack: AckRequest) -> None:
+async def _reclaimed(session: AsyncSession, sidecar: str, ack: AckRequest) -> int:
+    """The seq up to which it had reclaimed before."""
     before = await session.scalar(
         select(Sidecar.reclaimed_seq).where(Sidecar.id == sidecar, Sidecar.epoch == ack.epoch)
     )
@@ -89,18 +76,4 @@ async def _reclaimed(session: AsyncSession, sidecar: str, ack: AckRequest) -> No
         .values(reclaimed_seq=ack.seq)
         .execution_options(synchronize_session=False)
     )
-    await session.execute(
-        update(RevocationSidecar)
-        .where(
-            RevocationSidecar.sidecar == sidecar,
-            RevocationSidecar.revocation.in_(_covered(ack, above=before or 0)),
-        )
-        .values(bytes_reclaimed=ack.bytes_reclaimed)
-        .execution_options(synchronize_session=False)
-    )
-
-
-def _covered(ack: AckRequest, above: int = 0) -> Select[str]:
-    return select(Revocation.id).where(
-        Revocation.epoch == ack.epoch, Revocation.seq <= ack.seq, Revocation.seq > above
-    )
+    return before or 0

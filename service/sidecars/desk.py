@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from service.log.kick import Kick
+from service.sidecars.acks import Settle
 from service.sidecars.expiry import LeaseExpiry
 from service.sidecars.proof import NonceCache
 from strongroom.clock import Clock
@@ -21,17 +22,20 @@ class SidecarDesk:
     nonces: NonceCache
     expiry: LeaseExpiry
     acks: Kick
+    settle: Settle
+    """What an acknowledgement does besides; `service.revocation.settle`."""
     streams: asyncio.Semaphore
     deadlines: dict[str, dict[str, int]]
     """By revocation, when each sidecar that has not acknowledged is out of its lease."""
 
 
-def open_desk(serving_lease_s: float, clock: Clock) -> SidecarDesk:
+def open_desk(serving_lease_s: float, clock: Clock, settle: Settle) -> SidecarDesk:
     """A desk that knows nothing yet."""
     return SidecarDesk(
         NonceCache(clock),
         LeaseExpiry(serving_lease_s, clock),
         Kick(),
+        settle,
         asyncio.Semaphore(STREAMS_MAX),
         {},
     )

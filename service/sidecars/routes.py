@@ -159,7 +159,7 @@ async def _bounded(runtime: Runtime, sidecar: str, epoch: str, after: int) -> As
 async def acknowledge(runtime: RuntimeDep, caller: CallerDep, body: AckRequest) -> None:
     """Up to a seq, everything retired is fenced, or reclaimed."""
     async with runtime.database.writers() as session, session.begin():
-        await acks.acknowledge(session, caller.id, body)
+        await acks.acknowledge(session, caller.id, body, runtime.desk.settle)
     runtime.desk.acks.ring()
 
 
