@@ -94,4 +94,4 @@ async def test_the_sidecars_client_follows_the_stream(service: Service, tmp_path
         assert follower.verifier.verify("strongroom-log+jws", await anext(stream)) == (
             entry.payload()
         )
-        await stream.aclose()  # type: ignore[attr-defined]
+        await stream.aclose()
