@@ -33,7 +33,21 @@ def list_tenants(
 ) -> None:
     """List tenants."""
     with api(url, token_file) as client:
-        show(list(client.items("/v1/tenants")), ("id", "name", "revision"), as_json=as_json)
+        columns = ("id", "name", "revision", "review_required")
+        show(list(client.items("/v1/tenants")), columns, as_json=as_json)
+
+
+@app.command()
+def review(
+    tenant: Tenant,
+    reason: Annotated[str, typer.Option(help="What was reviewed; kept in the audit.")],
+    url: Url = DEFAULT_URL,
+    token_file: TokenFile = DEFAULT_TOKEN_FILE,
+) -> None:
+    """Say that a tenant's rules and memberships are right after a restore; grants go on."""
+    with api(url, token_file) as client:
+        client.post(f"/v1/tenants/{tenant}/review", {"reason": reason})
+        console.print("reviewed; grants are given out again")
 
 
 @app.command()

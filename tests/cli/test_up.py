@@ -128,6 +128,8 @@ def test_onboard_revoke_and_verify(installation: Installation, tmp_path: Path) -
     assert "acme" in installation.ask("tenant", "list")
     again = installation.ask("tenant", "create", "acme", code=5)
     assert "name" in again
+    # Nothing was restored, so there is nothing to review.
+    installation.ask("tenant", "review", tenant, "--reason", "restored", code=5)
 
     token = tmp_path / "alice.token"
     installation.run(
