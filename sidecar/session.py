@@ -78,11 +78,13 @@ class SessionSet:
     requests: Requests = field(default_factory=Requests)
     scheduler: SchedulerSession | None = None
     workers: dict[int, WorkerSession] = field(default_factory=dict)
+    members: int = 0
+    """Connections that have joined and not left, those still being welcomed included."""
 
     @property
     def empty(self) -> bool:
         """No connection is left, nor one that was replaced and whose transfers still end."""
-        return self.scheduler is None and not self.workers and not self.requests.busy
+        return not self.members and not self.requests.busy
 
     def facts(self) -> EngineFacts:
         """For the judge: what was measured, and the ranks that can take part."""
@@ -134,10 +136,14 @@ class Sessions:
             found = SessionSet(greeting, self._bench)
             self._sets[greeting.engine] = found
             self._bench.live.add(found.live)
+        # Counted at once: a connection that is being welcomed must not find its set forgotten,
+        # where neither a fence nor a lease would reach it.
+        found.members += 1
         return found
 
     def leave(self, joined: SessionSet) -> None:
-        """Forget a set that has no connection left."""
+        """A connection that had joined is over; a set that has none left is forgotten."""
+        joined.members -= 1
         if joined.empty and self._sets.get(joined.greeting.engine) is joined:
             del self._sets[joined.greeting.engine]
             self._bench.live.remove(joined.live)

@@ -549,6 +549,7 @@ async def test_an_engine_is_known_until_the_last_of_its_transfers_has_ended(
     while joined.scheduler is not None:
         await asyncio.sleep(0)
     # As if another worker connection had taken over and gone while the first still ends.
+    stored.world.sidecar.sessions.join(joined.greeting)
     worker = joined.workers.pop(0)
     assert not joined.empty
     stored.world.sidecar.sessions.leave(joined)

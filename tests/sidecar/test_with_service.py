@@ -3,15 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, cast
 
+import pytest
+
 from strongroom.wire.frames import Fenced, Finish
+from tests.service.conftest import PostgresServer
+from tests.service.conftest import postgres_server as postgres
 from tests.sidecar.control_plane import Granted
 from tests.sidecar.harness import Engine, block_content
 from tests.sidecar.real_service import RealGrant, RealService, real_service, sidecar_of
 
 PROMPT = list(range(4000, 4300))
+
+
+postgres_server = postgres
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+async def database_url(request: pytest.FixtureRequest) -> AsyncIterator[str]:
+    """Empty: SQLite in the state directory; else a PostgreSQL database without tables."""
+    if request.param == "sqlite":
+        yield ""
+        return
+    server: PostgresServer = request.getfixturevalue("postgres_server")
+    name = await server.new_database(empty=True)
+    yield server.url(name)
+    await server.drop_database(name)
 
 
 def as_granted(grant: RealGrant) -> Granted:
@@ -38,8 +58,9 @@ async def until_event(service: RealService, **wanted: str) -> dict[str, Any]:
             await asyncio.sleep(0.05)
 
 
-async def test_save_hit_restart_deny_revoke_and_audit(tmp_path: Path) -> None:
-    async with real_service(tmp_path) as service:
+async def test_save_hit_restart_deny_revoke_and_audit(tmp_path: Path, database_url: str) -> None:
+    async with real_service(tmp_path, database_url=database_url) as service:
+        assert service.settings.database.startswith(database_url or "sqlite")
         acme, globex = await service.tenant("acme"), await service.tenant("globex")
         team = await service.group(acme, "team")
         await service.subject(acme, "alice", team)
