@@ -25,6 +25,7 @@ from cli.demo.world import Grant, Part, Subject
 from strongroom.blocks import pack_tokens
 
 SPEEDUP_MIN: Final = 10.0
+SPEEDUP_STEP: Final = "at least 10 times faster"
 SERVED_WITHIN_S: Final = 30.0
 
 
@@ -148,14 +149,16 @@ class Scenario:
 
     def _restored(self, tier: str, cold: Answer, restored: Answer, tokens: int) -> None:
         ratio = cold.ttft_s / restored.ttft_s
+        found = self._house.last_load_tier()
         self._report.step(
-            f"restored from {tier}: bit-exact, at least {SPEEDUP_MIN:.0f} times faster",
-            restored.cached_tokens == tokens
-            and restored.text == cold.text
-            and ratio >= SPEEDUP_MIN
-            and self._house.last_load_tier() == tier,
-            f"TTFT {restored.ttft_s:.3f} s ({ratio:.1f}x), {restored.cached_tokens} of "
-            f"{len(self._tokens)} tokens restored from {self._house.last_load_tier()}",
+            f"restored from {tier}: bit-exact",
+            restored.cached_tokens == tokens and restored.text == cold.text and found == tier,
+            f"{restored.cached_tokens} of {len(self._tokens)} tokens restored from {found}",
+        )
+        self._report.step(
+            f"restored from {tier}: {SPEEDUP_STEP}",
+            ratio >= SPEEDUP_MIN,
+            f"TTFT {restored.ttft_s:.3f} s against {cold.ttft_s:.3f} s ({ratio:.1f}x)",
         )
 
     # Who may not hit
