@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 
 from strongroom.errors import Overloaded, StrongroomError
 from strongroom.wire.frames import EngineFrame, Failure, Ping, Pong, SidecarFrame
@@ -127,9 +126,15 @@ class Connection:
         except (TimeoutError, OSError):
             self._writer.transport.abort()
         self._writer.close()
-        with suppress(OSError, TimeoutError):
+        try:
             async with asyncio.timeout(0.5):
                 await self._writer.wait_closed()
+        except TimeoutError:
+            # The peer does not read the little that is left, and closing would wait for it for
+            # ever, with a socket that the server is about to close.
+            self._writer.transport.abort()
+        except OSError:
+            return
 
 
 def failure_frame(error: StrongroomError) -> Failure:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import struct
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sidecar.compose import running
+from sidecar.connection import Connection
 from strongroom.errors import Conflict, Misuse
 from strongroom.limits import FRAME_BYTES_MAX
 from strongroom.wire.frames import (
@@ -349,6 +351,25 @@ async def test_an_engine_that_does_not_read_is_cut_off_alone(tmp_path: Path) -> 
         engine = await world.engine()
         assert (await engine.open("r", world.control.grant(world.tenant, PROMPT))).allowed
         deaf.writer.transport.abort()
+
+
+async def test_a_connection_is_closed_also_when_its_last_frames_are_never_read() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        reader, writer = await asyncio.open_unix_connection(sock=ours)
+        connection = Connection(reader, writer, queue_max=4096, send_timeout_s=1)
+        for number in range(1000):  # more than the socket takes, less than makes a writer wait
+            connection.send(Pong(number))
+        connection.close()
+        await connection.serve(unexpected)
+        await asyncio.sleep(0)
+        assert writer.transport.get_write_buffer_size() == 0
+        assert ours.fileno() == -1
+
+
+async def unexpected(frame: object) -> None:
+    raise AssertionError(frame)
 
 
 async def test_too_many_connections_are_refused_clearly(tmp_path: Path) -> None:
