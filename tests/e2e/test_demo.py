@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from cli.demo.scenario import SPEEDUP_STEP
 from cli.environment import child_environment
 
 ROOT = Path(__file__).parents[2]
@@ -36,17 +35,14 @@ def figures(tmp_path_factory: pytest.TempPathFactory) -> Any:
     )
     assert out.exists(), done.stdout + done.stderr
     read = json.loads(out.read_text())
-    # The aim of 10 is `make demo`'s to meet on a quiet machine. Here the two cores may be shared
-    # and a single TTFT is noise, so the speed has a bound of its own below.
-    slow = [step for step in read["steps"] if step["name"].endswith(SPEEDUP_STEP)]
-    assert len(slow) == 2
-    failed = [step for step in read["steps"] if not step["passed"] and step not in slow]
+    failed = [step for step in read["steps"] if not step["passed"]]
     assert not failed, failed
-    assert (done.returncode == 0) == read["passed"], done.stdout[-4000:] + done.stderr[-4000:]
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     return read
 
 
 def test_every_step_passes(figures: Any) -> None:
+    assert figures["passed"]
     assert len(figures["steps"]) >= 24
 
 
@@ -56,7 +52,7 @@ def test_restored_is_exact_and_much_faster_from_both_tiers(figures: Any) -> None
     assert figures["recomputed_suffix_tokens"] <= 32 + 40
     assert figures["restored_tokens"] >= figures["prompt_tokens"] - 72
     for tier in ("host", "nvme"):
-        assert figures["ttft_cold_s"] >= 4 * figures[f"ttft_{tier}_s"]
+        assert figures["ttft_cold_s"] >= 10 * figures[f"ttft_{tier}_s"]
 
 
 def test_nobody_hits_who_may_not(figures: Any) -> None:
