@@ -27,7 +27,7 @@ from cli.demo import engine as vllm
 from cli.demo import prompts
 from cli.demo.engine import Engine, EngineConfig
 from cli.demo.processes import DemoFailure, Processes, processes
-from cli.demo.world import Artefacts, World
+from cli.demo.world import Artefacts, Grant, World
 from cli.environment import child_environment
 from cli.serve import write_private
 from policy.signing import decode_base64url
@@ -259,22 +259,22 @@ class House:
         """Name to process id of the four; the client is this process."""
         return self._running.ids | {"client": os.getpid()}
 
-    def wait_saved(self, tokens: int) -> int:
-        """Wait until the audit shows saves of so many tokens by the latest request."""
+    def wait_saved(self, grant: Grant, tokens: int) -> int:
+        """Wait until the audit shows saves of so many tokens under `grant`; how many it shows."""
         deadline = time.monotonic() + _SETTLE_S
         seen = 0
         while time.monotonic() < deadline:
-            seen = self._saved_tokens()
+            seen = sum(int(event["tokens"]) for event in self._events("access.save", grant))
             if seen >= tokens:
                 return seen
             time.sleep(_POLL_S)
         return seen
 
-    def last_load_tier(self) -> str:
-        """The tier that the latest load came from, as the audit says."""
+    def load_tier(self, grant: Grant) -> str:
+        """The tier that a load under `grant` came from, as the audit says; `none` without one."""
         deadline = time.monotonic() + _SETTLE_S
         while time.monotonic() < deadline:
-            events = self._events("access.load")
+            events = self._events("access.load", grant)
             if events:
                 return str(events[0]["tier"])
             time.sleep(_POLL_S)
@@ -323,17 +323,11 @@ class House:
         said = (done.stdout or done.stderr).strip().splitlines()
         return done.returncode == 0, said[0] if said else ""
 
-    def _events(self, kind: str) -> list[dict[str, Any]]:
+    def _events(self, kind: str, grant: Grant) -> list[dict[str, Any]]:
+        """The latest events of one kind that one grant was used for."""
         answer = self.api.get("/v1/audit/events", kind=kind, order="desc", limit=50)
         items: list[dict[str, Any]] = answer["items"]
-        return items
-
-    def _saved_tokens(self) -> int:
-        events = self._events("access.save")
-        if not events:
-            return 0
-        latest = events[0]["request"]
-        return sum(int(event["tokens"]) for event in events if event["request"] == latest)
+        return [event for event in items if event["grant"] == grant.jti]
 
     def _socket_answers(self) -> bool:
         try:

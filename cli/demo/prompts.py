@@ -34,7 +34,7 @@ _COLOURS: Final = ("green", "yellow", "grey", "blue", "white", "orange", "black"
 
 
 def document() -> str:
-    """The confidential handbook, about 1,800 tokens of SmolLM2."""
+    """The confidential handbook, about 2,900 tokens of SmolLM2."""
     lines = ["<|im_start|>user\nTown handbook, confidential.\n"]
     for number, entry in enumerate(" ".join(_KEEPERS.split()).split(", ")):
         place, keeper = entry.split(": ")
@@ -44,6 +44,11 @@ def document() -> str:
             f"{_COLOURS[number * 4 % len(_COLOURS)]}. Visitors to the {place} ring the bell "
             f"{2 + number * 5 % 9} times and wait at the gate. \n"
         )
+    lines.extend(
+        f"On day {day} of the month the town council meets at {8 + day % 9} o'clock, and the "
+        f"minutes of that day are kept for {day + 2} years in the archive.\n"
+        for day in range(1, 32)
+    )
     return "".join(lines)
 
 

@@ -118,22 +118,21 @@ class Scenario:
         count = len(self._tokens)
         restorable = _whole_pages(count - 1)
         report.figures |= {"prompt_tokens": count, "recomputed_suffix_tokens": count - restorable}
-        cold = self._ask(self._grant(self._alice))
+        grant = self._grant(self._alice)
+        cold = self._ask(grant)
         report.step(
             "cold prefill computes everything and answers right",
             cold.cached_tokens == 0 and prompts.KEEPER.expected in cold.text,
             f"TTFT {cold.ttft_s:.3f} s, {count} tokens: {cold.text.strip()!r}",
         )
-        saved = house.wait_saved(restorable)
+        saved = house.wait_saved(grant, restorable)
         report.step("the prompt's KV is saved, encrypted", saved >= restorable, f"{saved} tokens")
 
         house.restart_engine()
-        host = self._ask(self._grant(self._alice))
-        self._restored("host", cold, host, restorable)
+        host = self._restored("host", cold, restorable)
 
         house.restart_engine_and_sidecar()
-        nvme = self._ask(self._grant(self._alice))
-        self._restored("nvme", cold, nvme, restorable)
+        nvme = self._restored("nvme", cold, restorable)
 
         report.figures |= {
             "ttft_cold_s": round(cold.ttft_s, 4),
@@ -146,9 +145,11 @@ class Scenario:
             "answer": cold.text.strip(),
         }
 
-    def _restored(self, tier: str, cold: Answer, restored: Answer, tokens: int) -> None:
+    def _restored(self, tier: str, cold: Answer, tokens: int) -> Answer:
+        grant = self._grant(self._alice)
+        restored = self._ask(grant)
         ratio = cold.ttft_s / restored.ttft_s
-        found = self._house.last_load_tier()
+        found = self._house.load_tier(grant)
         self._report.step(
             f"restored from {tier}: bit-exact",
             restored.cached_tokens == tokens and restored.text == cold.text and found == tier,
@@ -159,6 +160,7 @@ class Scenario:
             ratio >= SPEEDUP_MIN,
             f"TTFT {restored.ttft_s:.3f} s against {cold.ttft_s:.3f} s ({ratio:.1f}x)",
         )
+        return restored
 
     # Who may not hit
 
@@ -274,13 +276,15 @@ class Scenario:
         )
         house.put_nvme_back(aside, restart_engine=True)
         self._until_served()
-        control = self._ask(self._copyists_grant()).cached_tokens
-        control_tier = house.last_load_tier()
+        rightful = self._copyists_grant()
+        control = self._ask(rightful).cached_tokens
+        control_tier = house.load_tier(rightful)
         replayed = self._ask(old).cached_tokens
         again = self._world.document(
             self._acme, "town-handbook-again", self._clerks, _text_digest(self._handbook)
         )
-        renewed = self._ask(self._grant(self._alice, document=again)).cached_tokens
+        self._renewal = self._grant(self._alice, document=again)
+        renewed = self._ask(self._renewal).cached_tokens
         opened = replayed + max(0, renewed - self._shared_pages)
         report.figures |= {"revoked_hits": revoked_hits, "replayed_ciphertext_opened": opened}
         report.step(
@@ -304,7 +308,9 @@ class Scenario:
     def _upgrade_model(self) -> None:
         house = self._house
         old = self._grant(self._alice)
-        house.wait_saved(_whole_pages(len(self._tokens) - 1))
+        self._report.require(
+            house.wait_saved(self._renewal, PAGE_TOKENS) > 0, "the new version was not saved"
+        )
         before = self._ask(old).cached_tokens
         aside = house.copy_nvme_aside("before-upgrade")
         self._until_served()

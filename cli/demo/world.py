@@ -5,12 +5,14 @@ Everything goes through the public HTTP API, as an operator and as a gateway.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
 from cli.api import Api, ApiProblem
+from policy.signing import decode_base64url
 from strongroom.blocks import pack_tokens, prompt_digest
 
 
@@ -42,7 +44,13 @@ class Grant:
     salt: str
     granted_tokens: int
     shape: tuple[str, ...]
-    """The answer's field names and the lengths of its values, to compare what it reveals."""
+    """The answer's field names and types, to compare what it reveals."""
+
+    @property
+    def jti(self) -> str:
+        """The grant's id, by which the audit names it."""
+        claims = json.loads(decode_base64url(self.token.split(".")[1], "grant"))
+        return str(claims["jti"])
 
 
 Part = tuple[int, dict[str, str]]
