@@ -273,7 +273,7 @@ def demo(
     ),
     out: Annotated[Path, typer.Option(help="Where the figures go.")] = Path("build/demo.json"),
 ) -> None:
-    """The main job on a real engine: every promise made and checked, in about five minutes."""
+    """The main job on a real engine: every promise made and checked, in about six minutes."""
     from cli.demo.command import run_demo  # noqa: PLC0415
 
     with told_errors():

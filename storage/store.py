@@ -250,10 +250,6 @@ class BlockStore:
         self._retired_news.set()
         return len(self._retired) - before
 
-    def is_retired(self, namespace: NamespaceId) -> bool:
-        """Whether the namespace was retired in this process."""
-        return namespace in self._retired
-
     async def reclaim(self) -> Reclaimed:
         """Free the bytes of retired namespaces.
 

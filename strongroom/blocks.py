@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Final, NewType
 
 from strongroom.errors import Misuse
-from strongroom.limits import EXTRAS_BYTES_MAX, PROMPT_TOKENS_MAX
+from strongroom.limits import EXTRAS_BYTES_MAX, PROMPT_TOKENS_MAX, TOKEN_ID_MAX
 
 BlockId = NewType("BlockId", bytes)
 """32 bytes."""
@@ -94,7 +94,9 @@ def pack_tokens(token_ids: Sequence[int]) -> bytes:
     try:
         packed = array.array("I", token_ids)
     except (OverflowError, TypeError) as error:
-        raise Misuse("token ids are integers from 0 to 2^32-1", field="tokens") from error
+        raise Misuse(
+            "token ids are integers from 0 to 2^32-1", field="tokens", limit=TOKEN_ID_MAX
+        ) from error
     if packed.itemsize != 4:  # pragma: no cover - no supported platform has another width
         return struct.pack(f"<{len(token_ids)}I", *token_ids)
     if sys.byteorder == "big":  # pragma: no cover

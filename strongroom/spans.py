@@ -41,14 +41,6 @@ class GroupSource:
 Source = DocumentSource | GroupSource
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Tokens from the previous span's end up to `end_tokens` (exclusive), from one source."""
-
-    end_tokens: int
-    source: Source
-
-
 def check_span_ends(ends_tokens: Sequence[int], prompt_tokens: int) -> None:
     """Refuse ends that are not strictly rising, or that lie beyond the prompt."""
     if not 0 < prompt_tokens <= PROMPT_TOKENS_MAX:

@@ -135,6 +135,7 @@ def test_what_is_no_token_id_is_refused(bad: list[int]) -> None:
     with pytest.raises(Misuse) as caught:
         pack_tokens(bad)
     assert caught.value.field == "tokens"
+    assert caught.value.limit == TOKEN_ID_MAX
 
 
 @given(st.lists(st.integers(0, 5), max_size=6), st.lists(st.integers(0, 5), max_size=6))

@@ -55,13 +55,13 @@ def test_every_record_is_frozen_and_has_no_open_namespace(kind: type) -> None:
 WRONG = """
 from strongroom.grant import GrantClaims
 from strongroom.identity import CacheIdentity, LabelSet
-from strongroom.spans import Span
+from strongroom.spans import GroupSource
 
-def change(one: LabelSet, two: CacheIdentity, three: Span, four: GrantClaims) -> None:
+def change(one: LabelSet, two: CacheIdentity, three: GroupSource, four: GrantClaims) -> None:
     one.documents = frozenset()
     two.labels = one
     two.tenant = two.model
-    three.end_tokens = 5
+    three.group = two.tenant
     four.exp = 0
     four.jti = "again"
 
