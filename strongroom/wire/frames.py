@@ -1,9 +1,9 @@
 """The frames, version 1. Tags are append-only; a field's meaning never changes.
 
-One engine opens one connection from its scheduler (`Open`, `Finish`, `Cancel`) and one from
-each worker rank (`Load`, `Copied`, `Save`, `Filled`). All of them say `Hello` first, with the
-same `engine` id, and form one session set in the sidecar. The sidecar answers `Welcome`; to a
-worker it sends, with that very frame, the staging memfd as SCM_RIGHTS.
+One engine opens one connection from its scheduler (`Open`, `Finish`, `Cancel`, `Report`, `Hint`,
+`Unhint`) and one from each worker rank (`Load`, `Copied`, `Save`, `Filled`). All of them say
+`Hello` first, with the same `engine` id, and form one session set in the sidecar. The sidecar
+answers `Welcome`; to a worker it sends, with that very frame, the staging memfd as SCM_RIGHTS.
 
 A request's life: the scheduler sends `Open` as soon as the engine knows the request and gets
 one `Verdict`. Workers then `Load` and `Save` under the same `request`. The scheduler ends it
@@ -93,6 +93,8 @@ class Load(msgspec.Struct, frozen=True, tag="load"):
     load: int
     start: int
     end: int
+    layers: bool = False
+    """Also say `Layers` while a block is being opened."""
 
 
 class Copied(msgspec.Struct, frozen=True, tag="copied"):
@@ -128,6 +130,47 @@ class Finish(msgspec.Struct, frozen=True, tag="finish"):
     """The request ended; saves in flight go on."""
 
     request: str
+
+
+class Report(msgspec.Struct, frozen=True, tag="report"):
+    """How the engine is doing, from its scheduler about once a second; counters since its start.
+
+    Used for cost and degradation alone: nothing that is said here widens what may be served.
+    """
+
+    pages: int
+    free_pages: int
+    running: int
+    waiting: int
+    prefill_tokens: int
+    """Prompt tokens computed, in steps that computed prompts."""
+    prefill_us: int
+    """Time that those steps took."""
+    busy_us: int
+    idle_us: int
+    """Time without a step in flight while requests were waiting for a load."""
+
+
+class Hint(msgspec.Struct, frozen=True, tag="hint"):
+    """A request with this grant is on its way: bring what it may read nearer.
+
+    From a scheduler or a gateway. Judged like an `Open`, answered by nothing; `start_in_ms` says
+    when the request is expected to be scheduled.
+    """
+
+    hint: str
+    grant: str
+    salt: str
+    tokens: bytes
+    adapter: str
+    start_in_ms: int
+    extras: bytes = b""
+
+
+class Unhint(msgspec.Struct, frozen=True, tag="unhint"):
+    """The hinted request will not come."""
+
+    hint: str
 
 
 class Ping(msgspec.Struct, frozen=True, tag="ping"):
@@ -190,6 +233,22 @@ class Part(msgspec.Struct, frozen=True, tag="part"):
     deadline_ns: int
 
 
+class Layers(msgspec.Struct, frozen=True, tag="layers"):
+    """The first `layers` layers of the part that will be at `offset` are good already.
+
+    Sent only for a `Load` that asked for it, in rising order; `Part` says that all of them are.
+    After `deadline_ns` (boot clock) the bytes must not be used. Until `Part` the slot may still
+    be zeroed by a failure: a load that then fails takes back what its `Layers` said.
+    """
+
+    load: int
+    start: int
+    end: int
+    offset: int
+    layers: int
+    deadline_ns: int
+
+
 class LoadDone(msgspec.Struct, frozen=True, tag="load_done"):
     """Every part of the load has been sent. `deadline_ns`: the lease under which it was."""
 
@@ -241,13 +300,16 @@ class Failure(msgspec.Struct, frozen=True, tag="failure"):
     limit: str | int | None = None
 
 
-EngineFrame = Hello | Open | Load | Copied | Save | Filled | Cancel | Finish | Ping
+EngineFrame = (
+    Hello | Open | Load | Copied | Save | Filled | Cancel | Finish | Ping | Report | Hint | Unhint
+)
 SidecarFrame = (
     Welcome
     | Verdict
     | Lease
     | Fenced
     | Part
+    | Layers
     | LoadDone
     | LoadFailed
     | Slots
