@@ -18,7 +18,8 @@ from sidecar.leases import KeyLeases
 from sidecar.logstate import LogState
 from sidecar.request import Request, Transfer
 from storage.keyring import KeyRing
-from storage.store import BlockStore, Reclaimed
+from storage.reclaim import Reclaimed
+from storage.store import BlockStore
 from strongroom.errors import Unavailable
 from strongroom.identity import NamespaceId
 from strongroom.log import InvalidationKind, LogEntry

@@ -12,7 +12,10 @@ import pytest
 from sidecar.control_client import ControlClient
 from storage.block import BlockContext
 from storage.fence import Fence
-from storage.store import BlockStore, Loaded, Reclaimed, Saved
+from storage.opening import Loaded
+from storage.reclaim import Reclaimed
+from storage.saving import Saved
+from storage.store import BlockStore
 from strongroom.derivation import NamespaceKeys
 from strongroom.log import InvalidationKind
 from strongroom.wire.frames import (

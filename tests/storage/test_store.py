@@ -18,8 +18,10 @@ from storage.block import BlockAddress, BlockContext
 from storage.compose import StoreSettings, open_store
 from storage.fence import Fence, Fenced
 from storage.header import record_bytes
+from storage.opening import Loaded
+from storage.saving import Saved
 from storage.staging import Staging
-from storage.store import BlockStore, Loaded, Saved
+from storage.store import BlockStore
 from storage.tiers.protocol import TierName, TierStatistics
 from storage.tiers.regions import Region, RegionFiles
 from strongroom.derivation import NamespaceKeys
