@@ -11,6 +11,8 @@ from pathlib import Path
 from storage.block import BlockAddress
 from storage.crypto import Cipher
 from storage.dirty import DirtyBlocks
+from storage.offload import OffloadPipeline, OffloadSettings, Policy, WriteAll
+from storage.residency import Residency
 from storage.store import BlockStore
 from storage.tiers.host import HostTier
 from storage.tiers.nvme import MakeFiles, NvmeTier
@@ -43,6 +45,10 @@ class StoreSettings:
     disk_threads: int = 4
     disk_queue_max: int = 256
     write_behind_s: float = 0.5
+    """The age at which a batch is written that has not filled up."""
+    offload_queue_max: int = 4096
+    """Blocks on their way to NVMe."""
+    offload_slots: int = 2
     pin_s: float = PIN_S_DEFAULT
     lock_memory: bool = True
 
@@ -53,6 +59,7 @@ async def open_store(
     clock: Clock = boot_ns,
     progress: Callable[[int, int], None] | None = None,
     make_files: MakeFiles = RegionFiles,
+    policy: Policy | None = None,
 ) -> AsyncIterator[BlockStore]:
     """An open store. `progress(done, all)` follows the recovery of the NVMe regions.
 
@@ -64,7 +71,7 @@ async def open_store(
         stack.callback(crypto.close)
         disk = disk_workers(settings.disk_threads, settings.disk_queue_max)
         stack.callback(disk.close)
-        dirty = DirtyBlocks(settings.write_behind_s)
+        dirty = DirtyBlocks()
         nvme = None
         if settings.nvme_path is not None:
             nvme = await NvmeTier.open(
@@ -90,7 +97,23 @@ async def open_store(
         )
         stack.push_async_callback(host.close)
         cipher = Cipher(crypto, last_sequence=0 if nvme is None else nvme.last_sequence)
-        yield await stack.enter_async_context(BlockStore(host, nvme, cipher, dirty))
+        residency = Residency(host, nvme)
+        offload = None
+        if nvme is not None:
+            offload = OffloadPipeline(
+                residency, nvme, dirty, policy or WriteAll(), clock, _offload_settings(settings)
+            )
+        yield await stack.enter_async_context(BlockStore(residency, cipher, offload))
+
+
+def _offload_settings(settings: StoreSettings) -> OffloadSettings:
+    """What waits for the disk may take half of the host tier."""
+    return OffloadSettings(
+        queue_max=settings.offload_queue_max,
+        queue_bytes_max=settings.host_bytes // 2,
+        batch_age_s=settings.write_behind_s,
+        slots=settings.offload_slots,
+    )
 
 
 def nowhere(_: BlockAddress) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Collection
 from storage.block import BlockAddress, BlockContext
 from storage.fence import Fence, Fenced
 from storage.header import record_bytes
-from storage.lifecycle import Reserved
+from storage.lifecycle import Reserved, Resident
 from storage.tiers.host import HostTier
 from storage.tiers.nvme import NvmeTier
 from storage.tiers.protocol import TierName
@@ -38,6 +38,13 @@ class Residency:
             return None
         namespace = self.nvme.namespace_of(address)
         return None if namespace is None or namespace in self.retired else TierName.NVME
+
+    def waiting_on_nvme(self, address: BlockAddress) -> Resident | None:
+        """The block's metadata, where NVMe alone has it: what bringing it to host would move."""
+        if self.nvme is None or address in self.host:
+            return None
+        resident = self.nvme.resident(address)
+        return None if resident is None or resident.namespace in self.retired else resident
 
     def check(self, namespace: NamespaceId, fence: Fence) -> None:
         """Raise `Fenced` when the fence is cut or the namespace is retired."""

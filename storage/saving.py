@@ -4,19 +4,25 @@ Rules:
 - Nothing is visible before `publish`, which checks fence and retired set with no `await` in
   between. A save that fails, or is cancelled, gives its room back.
 - Of several savers of one block, the first one stores it.
-- Where blocks that wait for write-behind stand in the way of host room, a save waits for them.
+- Backpressure: a save waits, a bounded time, until the way to NVMe would take its block, and
+  for host room where blocks on that way stand in it. After that the block is in host memory
+  only, or there is no room and the engine is told so by `Overloaded`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from storage.block import BlockAddress, BlockContext
 from storage.crypto import Cipher
-from storage.dirty import DirtyBlocks
 from storage.fence import Fence, Fenced
-from storage.lifecycle import Reserved
+from storage.header import record_bytes
+from storage.lifecycle import Reserved, Resident
+from storage.offload import OffloadPipeline
 from storage.residency import Residency
+from storage.retention import Retention
+from storage.stages import Candidate
 from strongroom.derivation import NamespaceKeys
 from strongroom.errors import Misuse, Overloaded, QuotaExceeded
 
@@ -27,6 +33,14 @@ class Saved:
 
     stored: bool
     bytes: int
+
+
+InTurn = Callable[[], Awaitable[None]]
+"""Awaited between sealing and publishing; raises to leave the block unpublished."""
+
+
+async def at_once() -> None:
+    """No block has to be published before this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +54,26 @@ class SavingStatistics:
 class Saving:
     """Saves of one store. `BlockStore.save` says what is promised."""
 
-    def __init__(self, residency: Residency, cipher: Cipher, dirty: DirtyBlocks) -> None:
+    def __init__(
+        self, residency: Residency, cipher: Cipher, offload: OffloadPipeline | None
+    ) -> None:
         self._residency = residency
         self._cipher = cipher
-        self._dirty = dirty
+        self._offload = offload
         self._saving: set[BlockAddress] = set()
         self._quota_refusals = 0
         self._fenced = 0
 
     async def save(
-        self, context: BlockContext, keys: NamespaceKeys, staging: memoryview, fence: Fence
+        self,
+        context: BlockContext,
+        keys: NamespaceKeys,
+        staging: memoryview,
+        fence: Fence,
+        retention: Retention,
+        in_turn: InTurn,
     ) -> Saved:
-        """Seal `staging` and make the block visible; then it is dirty."""
+        """Seal `staging` and make the block visible; then offer it to NVMe."""
         if len(staging) != context.plaintext_bytes:
             raise Misuse(
                 "staging has another size than the block",
@@ -64,7 +86,7 @@ class Saving:
             return Saved(stored=False, bytes=0)
         self._saving.add(context.address)
         try:
-            await self._seal(context, keys, staging, fence)
+            resident = await self._store(context, keys, staging, fence, retention, in_turn)
         except QuotaExceeded:
             self._quota_refusals += 1
             raise
@@ -73,37 +95,60 @@ class Saving:
             raise
         finally:
             self._saving.discard(context.address)
-        if residency.nvme is not None:
-            self._dirty.add(context.address)
+        if self._offload is not None:
+            self._offload.offer(resident, retention)
         return Saved(stored=True, bytes=context.plaintext_bytes)
 
     def statistics(self) -> SavingStatistics:
         """A frozen snapshot."""
         return SavingStatistics(self._quota_refusals, self._fenced)
 
-    async def _seal(
-        self, context: BlockContext, keys: NamespaceKeys, staging: memoryview, fence: Fence
-    ) -> None:
+    async def _store(
+        self,
+        context: BlockContext,
+        keys: NamespaceKeys,
+        staging: memoryview,
+        fence: Fence,
+        retention: Retention,
+        in_turn: InTurn,
+    ) -> Resident:
         host = self._residency.host
+        if self._offload is not None:
+            nbytes = record_bytes(context.segment_bytes)
+            await self._offload.room(
+                Candidate(context.address, context.tenant, nbytes, retention, uses=1)
+            )
         reserved = await self._reserve(context)
         try:
             header = await self._cipher.seal(context, keys, staging, host.buffer(reserved))
+            await in_turn()
         except BaseException:
             host.abandon(reserved)
             raise
-        host.publish(
+        return host.publish(
             host.seal(reserved, header),
             lambda: self._residency.check(context.namespace, fence),
         )
 
     async def _reserve(self, context: BlockContext) -> Reserved:
-        """Host room; where blocks that wait for write-behind stand in the way, wait for them."""
-        try:
-            return self._residency.reserve(context)
-        except QuotaExceeded:
-            raise
-        except Overloaded:
-            if self._residency.nvme is None or not len(self._dirty):
+        """Host room; where blocks on their way to NVMe stand in it, wait for what they free."""
+        refused: Overloaded | None = None
+        found: Reserved | None = None
+
+        def tried() -> bool:
+            nonlocal refused, found
+            try:
+                found = self._residency.reserve(context)
+            except QuotaExceeded:
                 raise
-        await self._dirty.drained()
-        return self._residency.reserve(context)
+            except Overloaded as error:
+                refused = error
+                return False
+            return True
+
+        if not tried() and self._offload is not None:
+            await self._offload.patience(lambda: found is not None or tried())
+        if found is None:
+            assert refused is not None
+            raise refused
+        return found

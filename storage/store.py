@@ -21,19 +21,20 @@ from typing import Self
 
 from storage.block import BlockAddress, BlockContext
 from storage.crypto import Cipher
-from storage.dirty import DirtyBlocks
 from storage.fence import Fence
-from storage.offload import WriteBehind
+from storage.lifecycle import Resident
+from storage.offload import OffloadPipeline, OffloadStatistics
 from storage.opening import Loaded, Opening
 from storage.reclaim import Reclaim, Reclaimed
 from storage.residency import Residency
-from storage.saving import Saved, Saving
-from storage.tiers.host import HostTier
-from storage.tiers.nvme import NvmeTier
+from storage.retention import Retention
+from storage.saving import InTurn, Saved, Saving, at_once
 from storage.tiers.protocol import TierName, TierStatistics
 from strongroom.derivation import NamespaceKeys
 from strongroom.errors import Misuse, Overloaded, Unavailable
 from strongroom.identity import ComponentId, NamespaceId
+
+_KEPT_AS_USUAL = Retention()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,32 +47,41 @@ class StoreStatistics:
     quarantined: int
     fenced: int
     quota_refusals: int
-    write_behind_pending: int
-    write_behind_failed: int
     retired_namespaces: int
+    offload: OffloadStatistics | None
+    """None without an NVMe tier."""
+
+    @property
+    def write_behind_pending(self) -> int:
+        """Blocks on their way to NVMe."""
+        return 0 if self.offload is None else self.offload.pending
+
+    @property
+    def write_behind_failed(self) -> int:
+        """Blocks that did not get there, whatever the cause."""
+        return 0 if self.offload is None else sum(self.offload.failed.values())
 
 
 class BlockStore:
     """Use as an async context manager; leaving it flushes. `storage.compose` builds it."""
 
     def __init__(
-        self, host: HostTier, nvme: NvmeTier | None, cipher: Cipher, dirty: DirtyBlocks
+        self, residency: Residency, cipher: Cipher, offload: OffloadPipeline | None
     ) -> None:
-        self._host = host
-        self._nvme = nvme
+        self._host = residency.host
+        self._nvme = residency.nvme
         self._cipher = cipher
-        self._dirty = dirty
-        self._residency = Residency(host, nvme)
-        self._opening = Opening(self._residency, cipher)
-        self._saving = Saving(self._residency, cipher, dirty)
-        self._offload = None if nvme is None else WriteBehind(self._residency, nvme, dirty)
-        self._reclaim = Reclaim(self._residency)
+        self._residency = residency
+        self._opening = Opening(residency, cipher)
+        self._saving = Saving(residency, cipher, offload)
+        self._offload = offload
+        self._reclaim = Reclaim(residency)
         self._tasks = asyncio.TaskGroup()
 
     async def __aenter__(self) -> Self:
         await self._tasks.__aenter__()
         if self._offload is not None:
-            self._tasks.create_task(self._offload.run(), name="write-behind")
+            self._tasks.create_task(self._offload.run(), name="offload")
         self._tasks.create_task(self._reclaim.run(), name="reclaim")
         return self
 
@@ -81,7 +91,8 @@ class BlockStore:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._dirty.close()
+        if self._offload is not None:
+            self._offload.close()
         self._reclaim.close()
         # Without the error: the tasks are to come to their orderly end, also when the block
         # they served under was cancelled.
@@ -92,6 +103,10 @@ class BlockStore:
     def tier_of(self, address: BlockAddress) -> TierName | None:
         """The fastest tier that has the block; a hint, never proof."""
         return self._residency.tier_of(address)
+
+    def waiting_on_nvme(self, address: BlockAddress) -> Resident | None:
+        """The block's metadata, where NVMe alone has it; touches nothing."""
+        return self._residency.waiting_on_nvme(address)
 
     def slowest_tier(self, addresses: Iterable[BlockAddress]) -> TierName | None:
         """The slowest tier that these blocks would be read from; None when none is resident."""
@@ -123,17 +138,36 @@ class BlockStore:
         return await self._opening.load(context, keys, staging, fence)
 
     async def save(
-        self, context: BlockContext, keys: NamespaceKeys, staging: memoryview, fence: Fence
+        self,
+        context: BlockContext,
+        keys: NamespaceKeys,
+        staging: memoryview,
+        fence: Fence,
+        retention: Retention = _KEPT_AS_USUAL,
+        in_turn: InTurn = at_once,
     ) -> Saved:
         """Seal `staging` and make the block visible; then write it behind.
 
-        Raises `QuotaExceeded`, `Overloaded` or `Fenced`; then nothing was stored.
+        `in_turn` is awaited between the two, so that a block can wait for its parent while its
+        own bytes are sealed already; what it raises is raised here. Raises `QuotaExceeded`,
+        `Overloaded` or `Fenced` too; whatever is raised, nothing was stored.
         """
-        return await self._saving.save(context, keys, staging, fence)
+        return await self._saving.save(context, keys, staging, fence, retention, in_turn)
+
+    def request_ended(self) -> None:
+        """No more blocks of one request come: what was saved need not wait to be written."""
+        if self._offload is not None:
+            self._offload.request_ended()
+
+    def set_disk_admission(self, factor: float) -> None:
+        """Let less onto NVMe: 1 is normal, at 0 nothing new is written there."""
+        if self._offload is not None:
+            self._offload.set_admission(factor)
 
     async def flush(self) -> None:
         """Return when everything that was dirty at the call is on NVMe, or has failed to be."""
-        await self._dirty.drained()
+        if self._offload is not None:
+            await self._offload.drained()
         if self._nvme is not None:
             with contextlib.suppress(Unavailable, Overloaded):
                 await self._nvme.sync()
@@ -189,7 +223,6 @@ class BlockStore:
             quarantined=opening.quarantined,
             fenced=opening.fenced + saving.fenced,
             quota_refusals=saving.quota_refusals,
-            write_behind_pending=len(self._dirty),
-            write_behind_failed=0 if self._offload is None else self._offload.failed,
+            offload=None if self._offload is None else self._offload.statistics(),
             retired_namespaces=len(self._residency.retired),
         )

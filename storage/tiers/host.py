@@ -11,14 +11,23 @@ nothing is lost by that; where there are none it is refused, never anybody's blo
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 
 from storage.block import BlockAddress
 from storage.extents import rounded
 from storage.header import Header
 from storage.index import Index
-from storage.lifecycle import Admit, Place, Reserved, Resident, Sealed, seal
+from storage.lifecycle import (
+    Admit,
+    Place,
+    Reserved,
+    Resident,
+    Sealed,
+    WeakReference,
+    seal,
+    weaken,
+)
 from storage.memfd import MemoryFile
 from storage.quota import Quota
 from storage.slabs import Slabs
@@ -144,18 +153,29 @@ class HostTier:
 
     @asynccontextmanager
     async def hold(self, address: BlockAddress) -> AsyncIterator[memoryview]:
-        row = self._index.get(address)
-        if row is None:
+        resident = self.resident(address)
+        if resident is None:
             raise Missing("not resident")
-        pin = self._index.pin(row.resident, self._clock() + self._pin_ns)
+        with self.upgrade(weaken(resident)) as view:
+            yield view
+
+    @contextmanager
+    def upgrade(self, reference: WeakReference) -> Iterator[memoryview]:
+        """From a weak reference to a pin: the record's bytes while the context lasts.
+
+        A transfer's commit point; nothing is awaited. Raises `Missing` when that writing is gone.
+        """
+        row = self._index.get(reference.address)
+        pin = self._index.pin(reference, self._clock() + self._pin_ns)
+        if row is None or pin is None:
+            raise Missing("that writing is gone")
         self._readers[row.place.offset] = self._readers.get(row.place.offset, 0) + 1
         view = self._bytes(row.place)
         try:
             yield view
         finally:
             view.release()
-            if pin is not None:
-                self._index.unpin(pin)
+            self._index.unpin(pin)
             self._let_go(row.place)
 
     def evict(self, address: BlockAddress) -> int:

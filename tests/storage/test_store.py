@@ -533,13 +533,12 @@ async def test_a_host_tier_full_of_unwritten_blocks_waits_for_write_behind(folde
 async def test_a_tenant_above_its_quota_is_refused_by_name_and_loses_nothing(
     folder: Path, name: TierName
 ) -> None:
-    async with open_store(settings(folder)) as store:
+    # Not yet on NVMe: in the host tier these two may not give way.
+    async with open_store(settings(folder, write_behind_s=3600.0)) as store:
         store.set_quota(component(1), name, 2 * RECORD)
         await save(store, context(1))
         await save(store, context(2))
         if name is TierName.HOST:
-            store._dirty.add(context(1).address)  # not yet on NVMe: these two may not give way
-            store._dirty.add(context(2).address)
             with pytest.raises(QuotaExceeded):
                 await save(store, context(3))
             assert store.statistics().quota_refusals == 1
