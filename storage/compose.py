@@ -11,8 +11,10 @@ from pathlib import Path
 from storage.block import BlockAddress
 from storage.crypto import Cipher
 from storage.dirty import DirtyBlocks
-from storage.offload import OffloadPipeline, OffloadSettings, Policy, WriteAll
+from storage.offload import OffloadPipeline
+from storage.offloads import OffloadSettings
 from storage.residency import Residency
+from storage.stages import Policy, WriteAll
 from storage.store import BlockStore
 from storage.tiers.host import HostTier
 from storage.tiers.nvme import MakeFiles, NvmeTier

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from storage.block import BlockAddress
 from storage.ending import Cancelled, Outcome
@@ -33,6 +34,40 @@ class Candidate:
     retention: Retention
     uses: int
     """How often it was wanted so far, its own saving included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The policy's yes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unwanted:
+    """The policy's no, and why."""
+
+    reason: str
+
+
+class Policy(Protocol):
+    """Is this block worth a write?"""
+
+    async def judge(self, candidate: Candidate, /) -> Wanted | Unwanted:
+        """Must answer in the time that the settings give; later means no."""
+        ...
+
+    def written(self, address: BlockAddress, nbytes: int, /) -> None:
+        """A block that it wanted has been written."""
+        ...
+
+
+class WriteAll:
+    """The policy of a store that was given none."""
+
+    async def judge(self, _: Candidate, /) -> Wanted | Unwanted:
+        return Wanted()
+
+    def written(self, _: BlockAddress, __: int, /) -> None:
+        """Nothing to learn."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,8 @@ from storage.block import BlockAddress, BlockContext
 from storage.crypto import Cipher
 from storage.fence import Fence
 from storage.lifecycle import Resident
-from storage.offload import OffloadPipeline, OffloadStatistics
+from storage.offload import OffloadPipeline
+from storage.offloads import OffloadStatistics
 from storage.opening import Loaded, Opening
 from storage.reclaim import Reclaim, Reclaimed
 from storage.residency import Residency

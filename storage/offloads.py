@@ -1,0 +1,312 @@
+"""The offloads under way, by stage: bounds, transitions and counts, without any waiting.
+
+Rules:
+- A handle is in one stage's room from `begin` until it ends, and leaves it in the very step in
+  which it ends, whoever ended it; a batch leaves with its last member. So nothing that is over
+  is ever left behind, and the bounds count only what is alive (`verify` says so, in tests).
+- The fuller the rooms are, the higher the priority a block must have to be let in; at pressure
+  1 none is.
+- What is open is dirty: that is the duplicate guard, and what eviction steps over.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from storage.dirty import DirtyBlocks
+from storage.ending import Cancelled, Cause, Completed, Failed, Outcome
+from storage.lifecycle import WeakReference
+from storage.stages import Batched, Candidate, Committed, Gathered, Offload, Queued
+from strongroom.clock import Clock
+
+_EASY: Final = 0.5
+"""Up to this pressure every priority is let in; from there the bar rises to 100 at 1."""
+
+
+class Trigger(StrEnum):
+    """What closed a batch."""
+
+    BLOCKS = "blocks"
+    BYTES = "bytes"
+    AGE = "age"
+    END = "end"
+    """The end of a request, with a slot idle."""
+    FLUSH = "flush"
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadSettings:
+    """Bounds of the pipeline; `_bytes` are record bytes."""
+
+    queue_max: int = 4096
+    """Blocks in all stages together."""
+    queue_bytes_max: int = 512 * 1024 * 1024
+    """Their bytes: what a slow disk may keep from being evicted."""
+    batch_blocks_max: int = 64
+    batch_bytes_max: int = 32 * 1024 * 1024
+    batch_age_s: float = 0.5
+    policy_timeout_s: float = 0.05
+    policy_slots: int = 4
+    slots: int = 2
+    """Batches written at once; as many closed ones may wait."""
+    room_wait_s: float = 1.0
+    """How long a save waits for the queue before its block stays in host memory only."""
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadStatistics:
+    """Counters since start and gauges now."""
+
+    completed: int
+    there_before: int
+    cancelled: int
+    failed: Mapping[Cause, int]
+    queued: int
+    gathered: int
+    batched: int
+    committed: int
+    pending_bytes: int
+    oldest_s: float
+    pressure: float
+    batches: Mapping[Trigger, int]
+    batch_sizes: Mapping[int, int]
+    """Batches by their number of blocks, rounded up to a power of two."""
+
+    @property
+    def pending(self) -> int:
+        """Blocks in all stages."""
+        return self.queued + self.gathered + self.batched + self.committed
+
+
+class Batch:
+    """A closed batch; a member leaves when it is committed or ends."""
+
+    __slots__ = ("members", "number")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.members: dict[Offload, None] = {}
+
+
+class Offloads:
+    """Everything under way. `changed` is called after each end and each transition."""
+
+    def __init__(
+        self,
+        dirty: DirtyBlocks,
+        clock: Clock,
+        settings: OffloadSettings,
+        changed: Callable[[], None],
+    ) -> None:
+        self.queued: dict[Offload, None] = {}
+        self.judging: dict[Offload, None] = {}
+        self.gathered: dict[Offload, None] = {}
+        self.batches: dict[int, Batch] = {}
+        """Closed, and not in a slot's hands yet."""
+        self._committed: dict[Offload, None] = {}
+        self._open: dict[WeakReference, Offload] = {}
+        self._dirty = dirty
+        self._clock = clock
+        self._settings = settings
+        self._changed = changed
+        self._in_hand: dict[int, Batch] = {}
+        self._bytes = 0
+        self._gathered_bytes = 0
+        self._admission = 1.0
+        self._numbers = itertools.count(1)
+        self._completed = 0
+        self._there_before = 0
+        self._cancelled = 0
+        self._failed: Counter[Cause] = Counter()
+        self._triggers: Counter[Trigger] = Counter()
+        self._sizes: Counter[int] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def open(self) -> tuple[Offload, ...]:
+        """Every handle that has not ended, the oldest first."""
+        return tuple(self._open.values())
+
+    def find(self, reference: WeakReference) -> Offload | None:
+        """The open handle of this writing."""
+        return self._open.get(reference)
+
+    # Being let in
+
+    def admits(self, candidate: Candidate) -> bool:
+        """Whether such a block may come in now."""
+        pressure = max(self._pressure_with(candidate.nbytes), 1.0 - self._admission)
+        if pressure >= 1.0:
+            return False
+        return candidate.retention.priority >= (pressure - _EASY) / (1.0 - _EASY) * 100
+
+    def set_admission(self, factor: float) -> None:
+        """Let less in: 1 is normal, at 0 nothing new is let in."""
+        self._admission = min(max(factor, 0.0), 1.0)
+
+    # Transitions
+
+    def begin(self, queued: Queued) -> Offload:
+        """A new handle, waiting for the policy."""
+        offload = Offload(queued, self._on_end)
+        self._open[queued.reference] = offload
+        self._dirty.add(offload.address)
+        self._bytes += offload.nbytes
+        self.queued[offload] = None
+        self._changed()
+        return offload
+
+    def next_to_judge(self) -> Offload:
+        """The oldest one that the policy has not been asked about."""
+        offload = next(iter(self.queued))
+        del self.queued[offload]
+        self.judging[offload] = None
+        return offload
+
+    def gather(self, offload: Offload) -> None:
+        """The policy wants it and the precondition is met."""
+        del self.judging[offload]
+        offload.stage = Gathered(offload.queued)
+        self.gathered[offload] = None
+        self._gathered_bytes += offload.nbytes
+        self._changed()
+
+    def full(self) -> Trigger | None:
+        """Whether what is gathered fills a batch."""
+        if len(self.gathered) >= self._settings.batch_blocks_max:
+            return Trigger.BLOCKS
+        if self._gathered_bytes >= self._settings.batch_bytes_max:
+            return Trigger.BYTES
+        return None
+
+    def age_left_s(self) -> float:
+        """Until the oldest gathered block is due."""
+        first = next(iter(self.gathered))
+        return self._settings.batch_age_s - (self._clock() - first.queued.since_ns) / 1e9
+
+    def close_batch(self, trigger: Trigger) -> None:
+        """Make a batch of what was gathered first; one block at least."""
+        batch = Batch(next(self._numbers))
+        nbytes = 0
+        for offload in tuple(self.gathered):
+            nbytes += offload.nbytes
+            full = len(batch.members) >= self._settings.batch_blocks_max
+            if batch.members and (full or nbytes > self._settings.batch_bytes_max):
+                break
+            del self.gathered[offload]
+            self._gathered_bytes -= offload.nbytes
+            offload.stage = Batched(offload.queued, batch.number)
+            batch.members[offload] = None
+        self.batches[batch.number] = batch
+        self._triggers[trigger] += 1
+        self._sizes[1 << (len(batch.members) - 1).bit_length()] += 1
+        self._changed()
+
+    def take_batch(self) -> Batch:
+        """The oldest closed batch, for a slot that `lets_go` of it."""
+        batch = self.batches.pop(next(iter(self.batches)))
+        self._in_hand[batch.number] = batch
+        self._changed()
+        return batch
+
+    def let_go(self, batch: Batch) -> None:
+        """A slot has ended every member of its batch."""
+        del self._in_hand[batch.number]
+        self._changed()
+
+    @property
+    def busy_slots(self) -> int:
+        return len(self._in_hand)
+
+    def commit(self, offload: Offload, batch: Batch) -> None:
+        """It is pinned: from here on it completes or fails."""
+        del batch.members[offload]
+        offload.stage = Committed(offload.queued, batch.number)
+        self._committed[offload] = None
+
+    def _on_end(self, offload: Offload, outcome: Outcome) -> None:
+        match offload.stage:
+            case Queued():
+                self.queued.pop(offload, None)
+                self.judging.pop(offload, None)
+            case Gathered():
+                del self.gathered[offload]
+                self._gathered_bytes -= offload.nbytes
+            case Batched(batch=number):
+                batch = self.batches.get(number) or self._in_hand[number]
+                del batch.members[offload]
+                if not batch.members:
+                    self.batches.pop(number, None)
+            case Committed():
+                del self._committed[offload]
+        del self._open[offload.queued.reference]
+        self._dirty.remove(offload.address)
+        self._bytes -= offload.nbytes
+        match outcome:
+            case Completed(stored=stored):
+                self._completed += stored
+                self._there_before += not stored
+            case Cancelled():
+                self._cancelled += 1
+            case Failed(cause=cause):
+                self._failed[cause] += 1
+        self._changed()
+
+    # What is here
+
+    @property
+    def pressure(self) -> float:
+        """How full it is, from 0; from 1 on nothing is let in."""
+        return self._pressure_with(0)
+
+    def statistics(self) -> OffloadStatistics:
+        """A frozen snapshot."""
+        first = next(iter(self._open.values()), None)
+        age_ns = 0 if first is None else self._clock() - first.queued.since_ns
+        return OffloadStatistics(
+            completed=self._completed,
+            there_before=self._there_before,
+            cancelled=self._cancelled,
+            failed=dict(self._failed),
+            queued=len(self.queued) + len(self.judging),
+            gathered=len(self.gathered),
+            batched=sum(len(batch.members) for batch in self.batches.values()),
+            committed=len(self._committed),
+            pending_bytes=self._bytes,
+            oldest_s=max(age_ns, 0) / 1e9,
+            pressure=self.pressure,
+            batches=dict(self._triggers),
+            batch_sizes=dict(self._sizes),
+        )
+
+    def verify(self) -> None:
+        """Raise `AssertionError` when something was left behind: for tests, between any steps."""
+        closed = (*self.batches.values(), *self._in_hand.values())
+        members = [
+            *self.queued,
+            *self.judging,
+            *self.gathered,
+            *(offload for batch in closed for offload in batch.members),
+            *self._committed,
+        ]
+        assert len(set(members)) == len(members), "a handle is in one stage"
+        assert set(members) == set(self._open.values()), "every open handle is in a stage"
+        assert all(offload.outcome is None for offload in members), "what ended has left"
+        assert all(batch.members for batch in self.batches.values()), "no closed batch is empty"
+        assert self._bytes == sum(offload.nbytes for offload in members)
+        assert self._gathered_bytes == sum(offload.nbytes for offload in self.gathered)
+        assert len(self._dirty) == len(members), "what is dirty is under way"
+        assert all(offload.address in self._dirty for offload in members)
+        assert {o for o in members if isinstance(o.stage, Committed)} == set(self._committed)
+
+    def _pressure_with(self, nbytes: int) -> float:
+        settings = self._settings
+        return max(
+            len(self._open) / settings.queue_max, (self._bytes + nbytes) / settings.queue_bytes_max
+        )
