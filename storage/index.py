@@ -1,27 +1,33 @@
-"""What is resident in one tier, in columns: arrays and one id-to-slot map in order of use.
+"""What is resident in one tier, in columns: arrays and one map from address to slot.
 
 A Python object a block would cost hundreds of bytes and garbage-collector pauses, so a row is
-a slot number in parallel arrays. Row objects exist only while someone looks at one.
+a slot number in parallel arrays, and the map holds bytes and numbers only, which the collector
+does not visit one by one. Row objects exist only while someone looks at one.
 
-A chain's parent outlives its children: a child without its parent can never match, so victims
-are leaves.
+Who leaves first is `storage.eviction`'s to say, which also numbers the slots. A chain's parent
+outlives its children: a child without its parent can never match, so victims are leaves.
 """
 
 from __future__ import annotations
 
 import array
-from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from storage.block import BlockAddress
+from storage.eviction import NONE, Eviction, EvictionSettings
 from storage.lifecycle import Pin, Place, Resident, WeakReference
+from storage.retention import Retention
+from storage.shares import Shares
 from strongroom.blocks import BlockId
 from strongroom.clock import Clock
 from strongroom.errors import Missing
 from strongroom.identity import ComponentId, NamespaceId
 
-_NO_PARENT = -1
+_PACKED_BYTES: Final = 36
+_AS_USUAL: Final = Retention()
+_DEFAULTS: Final = EvictionSettings()
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,26 +39,26 @@ class Row:
 
 
 class Index:
-    """Resident blocks of one tier, least recently used first."""
+    """Resident blocks of one tier. With `shares`, tenants pay for room by their shares."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        shares: Shares | None = None,
+        settings: EvictionSettings = _DEFAULTS,
+    ) -> None:
         self._clock = clock
-        self._slots: OrderedDict[bytes, int] = OrderedDict()
-        self._free: list[int] = []
-        self._tenant = array.array("I")
+        self._eviction = Eviction(clock, shares, settings, self._is_held)
+        self._slots: dict[bytes, int] = {}
+        self._packed = bytearray()
+        """The address of each slot."""
         self._namespace = array.array("I")
         self._offset = array.array("Q")
-        self._nbytes = array.array("Q")
-        self._stamp = array.array("Q")
-        self._parent = array.array("q")
-        self._parent_stamp = array.array("Q")
-        self._children = array.array("I")
-        self._names: list[str] = []
-        self._numbers: dict[str, int] = {}
+        self._names: list[NamespaceId] = []
+        self._numbers: dict[NamespaceId, int] = {}
         self._in_namespace: dict[int, int] = {}
-        self._tenant_of: dict[int, int] = {}
-        self._pins: dict[bytes, dict[Pin, int]] = {}
-        self._next_stamp = 1
+        self._tenant_of: dict[int, ComponentId] = {}
+        self._pins: dict[int, dict[Pin, int]] = {}
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -67,41 +73,37 @@ class Index:
         tenant: ComponentId,
         namespace: NamespaceId,
         place: Place,
+        retention: Retention = _AS_USUAL,
     ) -> Resident:
-        """Make a block visible as the most recently used; its address must be free."""
+        """Make a block visible, as used now; its address must be free."""
         packed = address.pack()
         if packed in self._slots:
             raise ValueError("this address is resident already")
-        slot = self._free.pop() if self._free else self._grow()
-        parent_slot = self._slots.get(BlockAddress(parent, address.rank).pack(), _NO_PARENT)
-        if parent_slot != _NO_PARENT:
-            self._children[parent_slot] += 1
+        above = self._slots.get(BlockAddress(parent, address.rank).pack(), NONE)
+        slot = self._eviction.add(packed, above, tenant, place.nbytes, retention)
+        if slot == len(self._offset):
+            self._packed += packed
+            self._namespace.append(0)
+            self._offset.append(0)
+        else:
+            self._packed[slot * _PACKED_BYTES : (slot + 1) * _PACKED_BYTES] = packed
         number = self._number(namespace)
-        self._tenant[slot] = self._number(tenant)
         self._namespace[slot] = number
         self._offset[slot] = place.offset
-        self._nbytes[slot] = place.nbytes
-        self._stamp[slot] = self._next_stamp
-        self._parent[slot] = parent_slot
-        self._parent_stamp[slot] = 0 if parent_slot == _NO_PARENT else self._stamp[parent_slot]
-        self._children[slot] = 0
-        self._next_stamp += 1
         self._slots[packed] = slot
         self._in_namespace[number] = self._in_namespace.get(number, 0) + 1
-        self._tenant_of[number] = self._tenant[slot]
+        self._tenant_of[number] = tenant
         return self._resident(address, slot)
 
     def get(self, address: BlockAddress) -> Row | None:
         """The row of a resident block; touches nothing."""
         slot = self._slots.get(address.pack())
-        if slot is None:
-            return None
-        return Row(self._resident(address, slot), Place(self._offset[slot], self._nbytes[slot]))
+        return None if slot is None else self._row(address, slot)
 
     def namespace_of(self, address: BlockAddress) -> NamespaceId | None:
         """The namespace of a resident block; touches nothing."""
         slot = self._slots.get(address.pack())
-        return None if slot is None else NamespaceId(self._names[self._namespace[slot]])
+        return None if slot is None else self._names[self._namespace[slot]]
 
     def relocate(self, address: BlockAddress, old: Place, new: Place) -> bool:
         """Say that a block's bytes have moved; false when it is gone or no longer at `old`."""
@@ -112,145 +114,146 @@ class Index:
         return True
 
     def touch(self, address: BlockAddress) -> None:
-        """Make a block the most recently used, if it is here."""
+        """Count a use of a block, if it is here."""
         packed = address.pack()
-        if packed in self._slots:
-            self._slots.move_to_end(packed)
+        slot = self._slots.get(packed)
+        if slot is not None:
+            self._eviction.touch(slot, packed)
 
     def remove(self, address: BlockAddress) -> Row:
         """Make a block invisible; its place is the caller's to give back."""
-        row = self.get(address)
-        if row is None:
+        slot = self._slots.pop(address.pack(), None)
+        if slot is None:
             raise Missing("not resident")
-        packed = address.pack()
-        slot = self._slots.pop(packed)
-        parent = self._parent[slot]
-        # The stamp tells whether the parent's slot still holds that parent.
-        if parent != _NO_PARENT and self._stamp[parent] == self._parent_stamp[slot]:
-            self._children[parent] -= 1
-        self._stamp[slot] = 0
+        row = self._row(address, slot)
         number = self._namespace[slot]
         self._in_namespace[number] -= 1
         if not self._in_namespace[number]:
             del self._in_namespace[number], self._tenant_of[number]
-        self._pins.pop(packed, None)
-        self._free.append(slot)
+        self._pins.pop(slot, None)
+        self._eviction.remove(slot)
         return row
 
     def victims(
-        self, tenant: ComponentId | None = None, *, keep: BlockAddress | None = None
+        self,
+        tenant: ComponentId | None = None,
+        *,
+        writer: ComponentId | None = None,
+        keep: BlockAddress | None = None,
     ) -> Iterator[BlockAddress]:
-        """Blocks that may be evicted, least recently used first, leaves only, none pinned.
+        """Blocks that may be evicted, in the order of `storage.eviction`, leaves only, none pinned.
 
-        `keep` is the parent of what room is made for: a leaf now, and needed in a moment.
+        `writer` is the tenant for whom room is made. `keep` is the parent of what room is made
+        for: a leaf now, and needed in a moment. One iteration serves for any number of victims;
+        a block that the caller does not remove is not given again in it.
         """
-        kept = None if keep is None else keep.pack()
-        number = None if tenant is None else self._numbers.get(tenant, -1)
-        for packed, slot in self._slots.items():
-            if number is not None and self._tenant[slot] != number:
-                continue
-            if not self._children[slot] and packed != kept and not self._pinned(packed):
-                yield BlockAddress.unpack(packed)
+        kept = NONE if keep is None else self._slots.get(keep.pack(), NONE)
+        for slot in self._eviction.victims(tenant, writer=writer, keep=kept):
+            yield self._address(slot)
 
     def pin(self, resident: WeakReference | Resident, deadline_ns: int) -> Pin | None:
         """Upgrade to a strong reference; None when that writing is gone."""
-        packed = resident.address.pack()
-        slot = self._slots.get(packed)
-        if slot is None or self._stamp[slot] != resident.stamp:
+        slot = self._slots.get(resident.address.pack())
+        if slot is None or self._eviction.stamp(slot) != resident.stamp:
             return None
         pin = Pin(resident.address, resident.stamp, deadline_ns)
-        held = self._pins.setdefault(packed, {})
+        held = self._pins.setdefault(slot, {})
         held[pin] = held.get(pin, 0) + 1
         return pin
 
     def unpin(self, pin: Pin) -> None:
         """Release a strong reference; nothing happens when the block is gone or it ran out."""
-        packed = pin.address.pack()
-        held = self._pins.get(packed)
+        slot = self._slots.get(pin.address.pack(), NONE)
+        held = self._pins.get(slot)
         if held is None or pin not in held:
             return
         held[pin] -= 1
         if not held[pin]:
             del held[pin]
         if not held:
-            del self._pins[packed]
+            del self._pins[slot]
 
     def is_pinned(self, address: BlockAddress) -> bool:
         """Whether somebody holds a pin on it that has not run out."""
-        return self._pinned(address.pack())
+        slot = self._slots.get(address.pack())
+        return slot is not None and self._is_held(slot)
 
     @property
     def pinned(self) -> int:
-        """How many blocks hold a pin that has not run out."""
-        return sum(1 for packed in list(self._pins) if self._pinned(packed))
+        """How many blocks hold a pin that has not run out; costs their number, not all blocks'."""
+        return sum(1 for slot in list(self._pins) if self._is_held(slot))
+
+    @property
+    def pinned_bytes(self) -> int:
+        """Bytes of the blocks that hold a pin that has not run out."""
+        held = [slot for slot in list(self._pins) if self._is_held(slot)]
+        return sum(self._eviction.nbytes(slot) for slot in held)
 
     def namespaces(self) -> Mapping[NamespaceId, int]:
         """Namespaces with resident blocks, and how many."""
-        return {NamespaceId(self._names[n]): count for n, count in self._in_namespace.items()}
+        return {self._names[number]: count for number, count in self._in_namespace.items()}
 
     def tenants(self) -> Mapping[NamespaceId, ComponentId]:
         """The tenant of each namespace that has resident blocks."""
-        return {
-            NamespaceId(self._names[namespace]): ComponentId(self._names[tenant])
-            for namespace, tenant in self._tenant_of.items()
-        }
+        return {self._names[number]: tenant for number, tenant in self._tenant_of.items()}
 
     def of_namespaces(
         self, namespaces: Collection[NamespaceId], step: int
     ) -> Iterator[list[BlockAddress]]:
-        """Every resident block of these namespaces, a list for each `step` blocks looked at.
+        """Every resident block of these namespaces, a list for each `step` slots looked at.
 
-        It walks the whole index, over a snapshot: between two lists the caller may let others
-        run, and finds some of what comes later gone.
+        It walks the whole index by slot number and copies nothing. Between two lists the caller
+        may let others run; it finds what was here from the beginning and is still here then.
         """
         numbers = {self._numbers[name] for name in namespaces if name in self._numbers}
-        if not any(number in self._in_namespace for number in numbers):
-            return
-        snapshot = list(self._slots)
-        for first in range(0, len(snapshot), step):
-            slots = ((packed, self._slots.get(packed)) for packed in snapshot[first : first + step])
+        first = 0
+        while first < len(self._namespace):
+            if not any(number in self._in_namespace for number in numbers):
+                return
+            last = min(first + step, len(self._namespace))
             yield [
-                BlockAddress.unpack(packed)
-                for packed, slot in slots
-                if slot is not None and self._namespace[slot] in numbers
+                self._address(slot)
+                for slot, number in enumerate(self._namespace[first:last], first)
+                if number in numbers and self._eviction.is_here(slot)
             ]
+            first = last
 
     def rows(self) -> Iterator[Row]:
-        """Every row, least recently used first."""
-        for packed in list(self._slots):
-            row = self.get(BlockAddress.unpack(packed))
-            if row is not None:
-                yield row
+        """Every row, by slot number; what comes or goes meanwhile may be left out."""
+        for slot in range(len(self._namespace)):
+            if self._eviction.is_here(slot):
+                yield self._row(self._address(slot), slot)
+
+    def _row(self, address: BlockAddress, slot: int) -> Row:
+        return Row(
+            self._resident(address, slot), Place(self._offset[slot], self._eviction.nbytes(slot))
+        )
 
     def _resident(self, address: BlockAddress, slot: int) -> Resident:
         return Resident(
             address,
-            ComponentId(self._names[self._tenant[slot]]),
-            NamespaceId(self._names[self._namespace[slot]]),
-            self._nbytes[slot],
-            self._stamp[slot],
+            self._eviction.tenant(slot),
+            self._names[self._namespace[slot]],
+            self._eviction.nbytes(slot),
+            self._eviction.stamp(slot),
         )
 
-    def _pinned(self, packed: bytes) -> bool:
-        held = self._pins.get(packed)
+    def _address(self, slot: int) -> BlockAddress:
+        first = slot * _PACKED_BYTES
+        return BlockAddress.unpack(bytes(self._packed[first : first + _PACKED_BYTES]))
+
+    def _is_held(self, slot: int) -> bool:
+        held = self._pins.get(slot)
         if not held:
             return False
         now = self._clock()
         for pin in [pin for pin in held if pin.deadline_ns <= now]:
             del held[pin]
         if not held:
-            del self._pins[packed]
+            del self._pins[slot]
         return bool(held)
 
-    def _grow(self) -> int:
-        for column in (self._tenant, self._namespace, self._offset, self._nbytes, self._stamp):
-            column.append(0)
-        self._parent.append(_NO_PARENT)
-        self._parent_stamp.append(0)
-        self._children.append(0)
-        return len(self._children) - 1
-
-    def _number(self, name: str) -> int:
+    def _number(self, name: NamespaceId) -> int:
         number = self._numbers.get(name)
         if number is None:
             number = len(self._names)

@@ -1,0 +1,484 @@
+"""Which block leaves next. Columns and intrusive lists over slot numbers; no object a block.
+
+The order, from the outside in:
+- **Tenant.** With `Shares`, the one furthest above its share pays, and nobody at or below its
+  guarantee pays for another. A writer takes nothing from a tenant that is less far above its
+  share than itself: who floods a tier displaces its own blocks, or is refused.
+- **Priority**, the lowest first. A priority above the default ages: a point is lost for each
+  `ageing_s` without a use, down to the default, so that everlasting 100s starve nobody. One with
+  a duration is the default after it. Blocks above the default that hold more than
+  `high_share_max` of their tenant's bytes pay before the others, so that they can't fill a tier.
+- **Frequency and recency**: S3-FIFO (Yang et al., SOSP 2023). What is stored comes into a small
+  queue; a use while it is there brings it into the main queue, where each use (3 at most) buys
+  one more round. What was stored before and left comes into the main queue at once: the ghost
+  queue of S3-FIFO is the TinyLFU sketch here, which costs two bytes a block.
+- **Leaves only.** A child without its parent can never match. A parent that is met is parked
+  outside its queue and comes back to the cold end when its last child has gone.
+- Never a block that somebody holds.
+
+A use is a few array writes and moves nothing. A victim costs O(1) amortised in blocks (each
+step past a block is paid for by its use, its storing or its child), O(queues) of one tenant, and
+O(tenants) once an iteration.
+
+Slots are numbers that are used again; `generation` tells one use of a slot from the next. A
+parent that goes before its children keeps its slot until they have gone.
+"""
+
+from __future__ import annotations
+
+import array
+import heapq
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+from storage.frequency import Frequency
+from storage.retention import PRIORITY_DEFAULT, Retention
+from storage.shares import Shares
+from strongroom.clock import Clock
+from strongroom.identity import ComponentId
+
+NONE: Final = -1
+"""No slot."""
+_USES_MAX: Final = 3
+_KNOWN: Final = 2
+"""From this count on, its storing included, a block was here before."""
+_TICK_BITS: Final = 25
+"""Times are kept in ticks of 2**25 ns, 34 ms: 32 bits last four years."""
+_TICK_MAX: Final = 2**32 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class EvictionSettings:
+    """Policy of one tier."""
+
+    ageing_s: float = 30.0
+    """Time without a use that costs a priority above the default one point."""
+    high_share_max: float = 0.5
+    """Of a tenant's bytes, the most that priorities above the default protect."""
+    small_share: float = 0.1
+    """Of a priority's bytes, what its small queue keeps before it pays first."""
+
+
+class _State(IntEnum):
+    """Where a slot is."""
+
+    FREE = 0
+    SMALL = 1
+    MAIN = 2
+    GONE = 3
+    """Removed, but children still name it as their parent."""
+
+
+class _Chain:
+    """A list from cold to hot; `nbytes` counts what is parked outside as well."""
+
+    __slots__ = ("head", "nbytes", "tail")
+
+    def __init__(self) -> None:
+        self.head = NONE
+        self.tail = NONE
+        self.nbytes = 0
+
+
+class _Queue:
+    """The blocks of one tenant at one priority."""
+
+    __slots__ = ("level", "main", "number", "small", "tenant")
+
+    def __init__(self, number: int, tenant: _Tenant, level: int) -> None:
+        self.number = number
+        self.tenant = tenant
+        self.level = level
+        self.small = _Chain()
+        self.main = _Chain()
+
+    @property
+    def nbytes(self) -> int:
+        return self.small.nbytes + self.main.nbytes
+
+
+class _Tenant:
+    """A tenant's queues, by priority."""
+
+    __slots__ = ("name", "queues")
+
+    def __init__(self, name: ComponentId) -> None:
+        self.name = name
+        self.queues: dict[int, _Queue] = {}
+
+    def is_high_full(self, share_max: float) -> bool:
+        high = sum(queue.nbytes for queue in self.queues.values() if queue.level > PRIORITY_DEFAULT)
+        return high > 0 and high > share_max * sum(queue.nbytes for queue in self.queues.values())
+
+
+class Eviction:
+    """Uses and order of the blocks of one tier. `is_held(slot)` says what may not leave now."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        shares: Shares | None,
+        settings: EvictionSettings,
+        is_held: Callable[[int], bool],
+    ) -> None:
+        self._clock = clock
+        self._shares = shares
+        self._settings = settings
+        self._is_held = is_held
+        self._ageing_ticks = max(1, int(settings.ageing_s * 1e9) >> _TICK_BITS)
+        self._frequency = Frequency()
+        self._state = bytearray()
+        self._uses = bytearray()
+        self._linked = bytearray()
+        self._generation = array.array("I")
+        self._queue = array.array("I")
+        self._cold = array.array("i")
+        """The neighbour on the cold side; in a free slot the next free one."""
+        self._hot = array.array("i")
+        self._parent = array.array("i")
+        self._children = array.array("I")
+        self._used_at = array.array("I")
+        self._nbytes = array.array("Q")
+        self._free = NONE
+        self._count = 0
+        self._queues: list[_Queue] = []
+        self._tenants: dict[ComponentId, _Tenant] = {}
+        self._due: dict[int, array.array[int]] = {}
+        """Stamps of blocks whose priority runs out, by the tick when it does."""
+        self._due_ticks: list[int] = []
+
+    # Blocks
+
+    @property
+    def slots(self) -> int:
+        """Slots that there are, in use or not."""
+        return len(self._state)
+
+    def is_here(self, slot: int) -> bool:
+        """Whether the slot holds a block."""
+        return self._state[slot] in {_State.SMALL, _State.MAIN}
+
+    def stamp(self, slot: int) -> int:
+        """Tells this block of the slot from any other; never 0."""
+        return self._generation[slot] << 32 | slot
+
+    def is_stamped(self, slot: int, stamp: int) -> bool:
+        """Whether the block with this stamp is in the slot."""
+        return self.stamp(slot) == stamp and self.is_here(slot)
+
+    def nbytes(self, slot: int) -> int:
+        """The block's size."""
+        return self._nbytes[slot]
+
+    def tenant(self, slot: int) -> ComponentId:
+        """Whose block it is."""
+        return self._queues[self._queue[slot]].tenant.name
+
+    def add(
+        self, key: bytes, parent: int, tenant: ComponentId, nbytes: int, retention: Retention
+    ) -> int:
+        """Take a block in, as used now; its slot. `parent` is a slot or `NONE`."""
+        slot = self._take_slot()
+        known = self._frequency.count(key) >= _KNOWN
+        queue = self._queue_of(tenant, retention.priority)
+        self._state[slot] = _State.MAIN if known else _State.SMALL
+        self._uses[slot] = 0
+        self._queue[slot] = queue.number
+        self._parent[slot] = parent
+        self._children[slot] = 0
+        self._used_at[slot] = now = self._now()
+        self._nbytes[slot] = nbytes
+        if parent != NONE:
+            self._children[parent] += 1
+        chain = queue.main if known else queue.small
+        chain.nbytes += nbytes
+        self._link_hot(chain, slot)
+        if retention.duration_s is not None and retention.priority != PRIORITY_DEFAULT:
+            self._remember(now + (int(retention.duration_s * 1e9) >> _TICK_BITS) + 1, slot)
+        self._count += 1
+        if self._count > self._frequency.width:
+            self._frequency.widen(self._count)
+        return slot
+
+    def touch(self, slot: int, key: bytes) -> None:
+        """Count a use."""
+        self._frequency.count(key)
+        self._used_at[slot] = self._now()
+        if self._uses[slot] < _USES_MAX:
+            self._uses[slot] += 1
+
+    def remove(self, slot: int) -> None:
+        """The block has gone."""
+        chain = self._chain(slot)
+        chain.nbytes -= self._nbytes[slot]
+        if self._linked[slot]:
+            self._unlink(chain, slot)
+        self._count -= 1
+        parent = self._parent[slot]
+        if parent != NONE:
+            self._children[parent] -= 1
+            if not self._children[parent]:
+                self._without_children(parent)
+        if self._children[slot]:
+            self._state[slot] = _State.GONE
+        else:
+            self._give_back_slot(slot)
+
+    # Order
+
+    def victims(
+        self,
+        tenant: ComponentId | None = None,
+        *,
+        writer: ComponentId | None = None,
+        keep: int = NONE,
+    ) -> Iterator[int]:
+        """Slots of blocks that may leave, in order.
+
+        `tenant` looks at that one's blocks alone; `writer` is for whom room is made, and pays
+        with its own blocks also below its guarantee; `keep` is never given. The caller removes
+        a block before it asks for the next one, or leaves it: then it is not given again.
+        """
+        self._lapse()
+        aside: list[int] = []
+        try:
+            for slot in self._in_order(tenant, writer, keep, aside):
+                stamp = self.stamp(slot)
+                yield slot
+                if self.is_stamped(slot, stamp) and self._linked[slot]:
+                    self._set_aside(slot, aside)
+        finally:
+            for stamp in reversed(aside):
+                slot = stamp & _TICK_MAX
+                if self.is_stamped(slot, stamp) and not self._linked[slot]:
+                    self._link_cold(self._chain(slot), slot)
+
+    def _in_order(
+        self,
+        tenant: ComponentId | None,
+        writer: ComponentId | None,
+        keep: int,
+        aside: list[int],
+    ) -> Iterator[int]:
+        if tenant is not None:
+            one = self._tenants.get(tenant)
+            choices = [] if one is None else [one]
+        else:
+            choices = list(self._tenants.values())
+        if tenant is not None or self._shares is None:
+            while (slot := self._coldest(choices, keep, aside)) != NONE:
+                yield slot
+            return
+        yield from self._by_excess(self._shares, choices, writer, keep, aside)
+
+    def _by_excess(
+        self,
+        shares: Shares,
+        choices: list[_Tenant],
+        writer: ComponentId | None,
+        keep: int,
+        aside: list[int],
+    ) -> Iterator[int]:
+        # In a tie the writer pays: then two tenants in balance stay in balance.
+        payers = [
+            (-shares.excess(one.name), one.name != writer, number)
+            for number, one in enumerate(choices)
+        ]
+        heapq.heapify(payers)
+        while payers:
+            _, others, number = payers[0]
+            one = choices[number]
+            present = (-shares.excess(one.name), others, number)
+            if present > payers[0]:
+                heapq.heapreplace(payers, present)
+                continue
+            slot = NONE
+            if not others or self._pays(shares, one, writer):
+                slot = self._coldest([one], keep, aside)
+            if slot == NONE or (others and not shares.may_lose(one.name, self._nbytes[slot])):
+                heapq.heappop(payers)
+                continue
+            yield slot
+
+    def _pays(self, shares: Shares, one: _Tenant, writer: ComponentId | None) -> bool:
+        excess = shares.excess(one.name)
+        return excess > 0 and (writer is None or excess > shares.excess(writer))
+
+    def _coldest(self, choices: list[_Tenant], keep: int, aside: list[int]) -> int:
+        """The block that leaves first among these tenants' blocks."""
+        best, best_slot = (0, 0, 0), NONE
+        now = self._now()
+        for tenant in choices:
+            # Above their cap, high priorities pay first; where none of theirs can, the rest does.
+            high_full = tenant.is_high_full(self._settings.high_share_max)
+            for only_high in (True, False) if high_full else (False,):
+                found = False
+                for queue in tenant.queues.values():
+                    if only_high and queue.level <= PRIORITY_DEFAULT:
+                        continue
+                    slot = self._cold_end(queue, keep, aside)
+                    if slot == NONE:
+                        continue
+                    found = True
+                    rank = (self._aged(queue.level, slot, now), self._used_at[slot], queue.level)
+                    if best_slot == NONE or rank < best:
+                        best, best_slot = rank, slot
+                if found:
+                    break
+        return best_slot
+
+    def _aged(self, level: int, slot: int, now: int) -> int:
+        if level <= PRIORITY_DEFAULT:
+            return level
+        idle = max(0, now - self._used_at[slot])
+        return max(PRIORITY_DEFAULT, level - idle // self._ageing_ticks)
+
+    def _cold_end(self, queue: _Queue, keep: int, aside: list[int]) -> int:
+        """The block of a queue that leaves first; it stays where it is."""
+        small, main = queue.small, queue.main
+        while True:
+            share = self._settings.small_share * queue.nbytes
+            if small.head != NONE and (main.head == NONE or small.nbytes > share):
+                chain = small
+            else:
+                chain = main
+            slot = chain.head
+            if slot == NONE:
+                return NONE
+            if self._children[slot]:
+                self._unlink(chain, slot)  # parked
+            elif self._uses[slot]:
+                self._go_on(queue, chain, slot)
+            elif slot == keep or self._is_held(slot):
+                self._set_aside(slot, aside)
+            else:
+                return slot
+
+    def _go_on(self, queue: _Queue, chain: _Chain, slot: int) -> None:
+        """A block that was used goes on to the hot end of the main queue."""
+        self._unlink(chain, slot)
+        if chain is queue.small:
+            self._uses[slot] = 0
+            self._state[slot] = _State.MAIN
+            chain.nbytes -= self._nbytes[slot]
+            queue.main.nbytes += self._nbytes[slot]
+        else:
+            self._uses[slot] -= 1
+        self._link_hot(queue.main, slot)
+
+    def _set_aside(self, slot: int, aside: list[int]) -> None:
+        self._unlink(self._chain(slot), slot)
+        aside.append(self.stamp(slot))
+
+    # Durations
+
+    def _remember(self, tick: int, slot: int) -> None:
+        stamps = self._due.get(tick)
+        if stamps is None:
+            stamps = self._due[tick] = array.array("Q")
+            heapq.heappush(self._due_ticks, tick)
+        stamps.append(self.stamp(slot))
+
+    def _lapse(self) -> None:
+        """Bring blocks whose duration is over to the default priority."""
+        now = self._now()
+        while self._due_ticks and self._due_ticks[0] <= now:
+            for stamp in self._due.pop(heapq.heappop(self._due_ticks)):
+                slot = stamp & _TICK_MAX
+                if self.is_stamped(slot, stamp):
+                    self._move(slot, PRIORITY_DEFAULT)
+
+    def _move(self, slot: int, level: int) -> None:
+        old = self._chain(slot)
+        linked = self._linked[slot]
+        if linked:
+            self._unlink(old, slot)
+        old.nbytes -= self._nbytes[slot]
+        queue = self._queue_of(self.tenant(slot), level)
+        self._queue[slot] = queue.number
+        chain = self._chain(slot)
+        chain.nbytes += self._nbytes[slot]
+        if not linked:
+            return
+        if chain.head != NONE and self._used_at[slot] > self._used_at[chain.head]:
+            self._link_hot(chain, slot)
+        else:
+            self._link_cold(chain, slot)
+
+    # Slots and lists
+
+    def _now(self) -> int:
+        return min(self._clock() >> _TICK_BITS, _TICK_MAX)
+
+    def _queue_of(self, name: ComponentId, level: int) -> _Queue:
+        tenant = self._tenants.get(name)
+        if tenant is None:
+            tenant = self._tenants[name] = _Tenant(name)
+        queue = tenant.queues.get(level)
+        if queue is None:
+            queue = tenant.queues[level] = _Queue(len(self._queues), tenant, level)
+            self._queues.append(queue)
+        return queue
+
+    def _chain(self, slot: int) -> _Chain:
+        queue = self._queues[self._queue[slot]]
+        return queue.small if self._state[slot] == _State.SMALL else queue.main
+
+    def _without_children(self, parent: int) -> None:
+        if self._state[parent] == _State.GONE:
+            self._give_back_slot(parent)
+        elif not self._linked[parent]:
+            self._link_cold(self._chain(parent), parent)
+
+    def _take_slot(self) -> int:
+        slot = self._free
+        if slot == NONE:
+            slot = len(self._state)
+            for flags in (self._state, self._uses, self._linked):
+                flags.append(0)
+            for column in (self._generation, self._queue, self._children, self._used_at):
+                column.append(0)
+            for neighbour in (self._cold, self._hot, self._parent):
+                neighbour.append(NONE)
+            self._nbytes.append(0)
+        else:
+            self._free = self._cold[slot]
+        self._generation[slot] = (self._generation[slot] + 1) & _TICK_MAX or 1
+        return slot
+
+    def _give_back_slot(self, slot: int) -> None:
+        self._state[slot] = _State.FREE
+        self._cold[slot] = self._free
+        self._free = slot
+
+    def _link_hot(self, chain: _Chain, slot: int) -> None:
+        self._cold[slot], self._hot[slot] = chain.tail, NONE
+        if chain.tail == NONE:
+            chain.head = slot
+        else:
+            self._hot[chain.tail] = slot
+        chain.tail = slot
+        self._linked[slot] = 1
+
+    def _link_cold(self, chain: _Chain, slot: int) -> None:
+        self._cold[slot], self._hot[slot] = NONE, chain.head
+        if chain.head == NONE:
+            chain.tail = slot
+        else:
+            self._cold[chain.head] = slot
+        chain.head = slot
+        self._linked[slot] = 1
+
+    def _unlink(self, chain: _Chain, slot: int) -> None:
+        cold, hot = self._cold[slot], self._hot[slot]
+        if cold == NONE:
+            chain.head = hot
+        else:
+            self._hot[cold] = hot
+        if hot == NONE:
+            chain.tail = cold
+        else:
+            self._cold[hot] = cold
+        self._linked[slot] = 0
