@@ -31,13 +31,16 @@ from sidecar.server import Server, ServerLimits, listening
 from sidecar.session import Bench, SessionLimits, Sessions
 from sidecar.settings import SidecarSettings
 from sidecar.shipper import Shipper
+from sidecar.slots import Rooms, wiping_workers
 from sidecar.spool import Spool, SpoolSettings
 from sidecar.state import SidecarKeys, StateDirectory
 from sidecar.statistics import FollowerStatistics, SidecarStatistics
 from sidecar.transfer import Depot, TransferTimes
 from storage.compose import StoreSettings, open_store
 from storage.keyring import KeyRing
+from storage.memfd import MemoryOptions
 from storage.store import BlockStore
+from storage.workers import Workers
 from strongroom.control import EnrolAnswer
 from strongroom.errors import Misuse, Unavailable
 
@@ -138,7 +141,9 @@ async def running(
             )
         )
         client = ControlClient(http, enrolled, keys, clocks)
-        sidecar = _build(settings, clocks, state, client, store, spool)
+        wiping = wiping_workers()
+        stack.callback(wiping.close)
+        sidecar = _build(settings, clocks, state, client, store, spool, wiping)
         async with asyncio.TaskGroup() as tasks:
             background = [
                 tasks.create_task(sidecar.serving.run(), name="serving-leases"),
@@ -192,6 +197,7 @@ def _build(
     client: ControlClient,
     store: BlockStore,
     spool: Spool,
+    wiping: Workers,
 ) -> Sidecar:
     log = LogState()
     gate = Gate(log, clocks)
@@ -199,7 +205,10 @@ def _build(
     audit = Audit(spool, log, clocks)
     leases = KeyLeases(client, ring, log, clocks)
     live = LiveRequests()
-    invalidation = Invalidation(client.enrolled.sidecar, log, gate, leases, ring, store, live)
+    rooms = Rooms()
+    invalidation = Invalidation(
+        client.enrolled.sidecar, log, gate, leases, ring, store, live, rooms
+    )
     follower = Follower(client, log, invalidation, state, clocks, settings.heartbeat_timeout_s)
     judge = Judge(client, log, gate, leases, ring, store, audit, clocks, settings.catch_up_s)
     times = TransferTimes(
@@ -237,6 +246,10 @@ def _build(
         send_timeout_s=settings.send_timeout_s,
         staging_bytes=settings.staging_bytes,
         tokens_per_block=settings.tokens_per_block,
+        memory=MemoryOptions(
+            lock=True, huge_pages=settings.huge_pages, numa_node=settings.numa_node
+        ),
+        staging_wipe_s=settings.staging_wipe_s,
     )
     return Sidecar(
         settings=settings,
@@ -251,7 +264,7 @@ def _build(
         follower=follower,
         serving=ServingLeases(client, log, follower, gate, ring, sessions.tell_lease),
         keys=leases,
-        server=Server(doorkeeper, sessions, limits),
+        server=Server(doorkeeper, sessions, limits, rooms, wiping),
         sessions=sessions,
         in_flight=in_flight,
         shipper=Shipper(spool, client, settings.ship_interval_s),
@@ -268,4 +281,6 @@ def _store_settings(settings: SidecarSettings) -> StoreSettings:
         nvme_quota_bytes=settings.tenant_nvme_bytes,
         crypto_threads=settings.crypto_threads,
         pin_s=settings.pin_s,
+        huge_pages=settings.huge_pages,
+        numa_node=settings.numa_node,
     )

@@ -275,6 +275,7 @@ class Follower:
 
     async def _fenced(self, item: _Owed) -> None:
         await item.effect.quiet(_QUIET_S)
+        await self.invalidation.staging_wiped(_QUIET_S)
         await self.client.acknowledge(
             AckRequest(
                 epoch=item.head.epoch,

@@ -17,6 +17,7 @@ from sidecar.gate import Gate
 from sidecar.leases import KeyLeases
 from sidecar.logstate import LogState
 from sidecar.request import Request, Transfer
+from sidecar.slots import Rooms
 from storage.keyring import KeyRing
 from storage.reclaim import Reclaimed
 from storage.store import BlockStore
@@ -91,6 +92,7 @@ class Invalidation:
         ring: KeyRing,
         store: BlockStore,
         requests: LiveRequests,
+        rooms: Rooms,
     ) -> None:
         self._sidecar = sidecar
         self._log = log
@@ -99,6 +101,7 @@ class Invalidation:
         self._ring = ring
         self._store = store
         self._requests = requests
+        self._rooms = rooms
 
     def fence(self, entry: LogEntry) -> Effect:
         """Put `entry`, which the log state has recorded, into force."""
@@ -143,6 +146,17 @@ class Invalidation:
         """Free the bytes of what was retired."""
         return await self._store.reclaim()
 
+    async def staging_wiped(self, timeout_s: float) -> None:
+        """Return when nothing is left in staging of what was given back by now.
+
+        Raises `Unavailable` at the deadline.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._rooms.wiped()
+        except TimeoutError as error:
+            raise Unavailable("staging has not been wiped") from error
+
     def _fence_requests(self, *, dead_only: bool) -> tuple[tuple[Transfer, ...], int]:
         stopped: list[Transfer] = []
         count = 0
@@ -157,4 +171,5 @@ class Invalidation:
             if in_use:
                 live.tell()
             count += 1
+        self._rooms.wipe_soon()
         return tuple(stopped), count

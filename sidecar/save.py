@@ -144,10 +144,13 @@ class SaveTransfer:
             self._depot.gate.require()
             for block in self._wanted():
                 context = block_context(self._judged, block, self._shard)
-                slot = self._slots.take(context.plaintext_bytes)
+                slot = await self._room(context.plaintext_bytes)
                 if slot is None:
                     self._reason = Reason.BACKPRESSURE
                     break
+                if context.address in self._in_flight:
+                    self._slots.give_back(slot)  # somebody came first while room was made
+                    continue
                 self._in_flight.begin(context.address)
                 self._claimed.add(context.address)
                 self._handed[slot.offset] = _Handed(slot, block)
@@ -155,6 +158,15 @@ class SaveTransfer:
         except StrongroomError as error:
             self._reason = reason_of(error)
         self._send(SlotsFrame(self._frame.save, tuple(slots)))
+
+    async def _room(self, nbytes: int) -> StagingSlot | None:
+        """A slot of zeros; used ones may have to be wiped for it."""
+        slot = self._slots.take_zeroed(nbytes)
+        if slot is None and self._slots.unwiped_bytes:
+            await self._slots.wiped()
+            self._request.fence.check()
+            slot = self._slots.take_zeroed(nbytes)
+        return slot
 
     def _wanted(self) -> list[ChainedBlock]:
         chain = Chain(

@@ -22,9 +22,11 @@ from pathlib import Path
 from sidecar.connection import Connection, failure_frame
 from sidecar.hello import Doorkeeper, Greeting
 from sidecar.session import SchedulerSession, Sessions, SessionSet, WorkerSession
-from sidecar.slots import Slots
+from sidecar.slots import Rooms, Slots
 from sidecar.state import private_directory
+from storage.memfd import MemoryOptions
 from storage.staging import Staging
+from storage.workers import Workers
 from strongroom.errors import (
     Conflict,
     Overloaded,
@@ -49,6 +51,8 @@ class ServerLimits:
     send_timeout_s: float
     staging_bytes: int
     tokens_per_block: int
+    memory: MemoryOptions
+    staging_wipe_s: float
 
 
 @dataclass(slots=True)
@@ -65,7 +69,16 @@ class ServerCounts:
 class Server:
     """Accepts engines until it is left."""
 
-    def __init__(self, doorkeeper: Doorkeeper, sessions: Sessions, limits: ServerLimits) -> None:
+    def __init__(
+        self,
+        doorkeeper: Doorkeeper,
+        sessions: Sessions,
+        limits: ServerLimits,
+        rooms: Rooms,
+        wiping: Workers,
+    ) -> None:
+        self._rooms = rooms
+        self._wiping = wiping
         self._doorkeeper = doorkeeper
         self._sessions = sessions
         self._limits = limits
@@ -132,19 +145,25 @@ class Server:
             if greeting.role == "scheduler":
                 await self._session(peer, joined, greeting, None)
                 return
-            slots = Slots(await self._staging())
+            slots = Slots(
+                await self._staging(), self._wiping, wipe_after_s=self._limits.staging_wipe_s
+            )
+            self._rooms.add(slots)
             try:
                 await self._session(peer, joined, greeting, slots)
             finally:
                 # The session's task group has ended: no thread works on a slot any more.
-                slots.close()
+                try:
+                    await slots.close()
+                finally:
+                    self._rooms.remove(slots)
         finally:
             self._sessions.leave(joined)
 
     async def _staging(self) -> Staging:
         """Made in a thread: locking it touches every page, and no lookup waits for that."""
         making = asyncio.get_running_loop().run_in_executor(
-            None, Staging, self._limits.staging_bytes
+            None, Staging, self._limits.staging_bytes, self._limits.memory
         )
         try:
             return await asyncio.shield(making)

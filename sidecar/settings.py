@@ -99,6 +99,12 @@ class SidecarSettings(BaseSettings):
     tenant_host_bytes: Bytes | None = None
     tenant_nvme_bytes: Bytes | None = None
     crypto_threads: Annotated[int, Field(ge=1, le=64)] = 2
+    huge_pages: bool = True
+    """Ask for huge pages for arena and staging; the log says where there are none."""
+    numa_node: Annotated[int, Field(ge=0, le=1023)] | None = None
+    """The node whose memory arena and staging take; None leaves it to the system."""
+    staging_wipe_s: Seconds = 1.0
+    """Staging that was given back is wiped within this, unless it was overwritten before."""
     pin_s: Seconds = PIN_S_DEFAULT
 
     # Deadlines of transfers.

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from storage.block import BlockAddress
 from storage.crypto import Cipher
 from storage.dirty import DirtyBlocks
+from storage.memfd import MemoryOptions
 from storage.offload import OffloadPipeline
 from storage.offloads import OffloadSettings
 from storage.residency import Residency
@@ -53,6 +55,9 @@ class StoreSettings:
     offload_slots: int = 2
     pin_s: float = PIN_S_DEFAULT
     lock_memory: bool = True
+    huge_pages: bool = True
+    numa_node: int | None = None
+    """The node whose memory the arena takes; None leaves it to the system."""
 
 
 @asynccontextmanager
@@ -95,9 +100,10 @@ async def open_store(
             quota_bytes=settings.host_quota_bytes,
             is_dirty=dirty.__contains__,
             is_backed=nowhere if nvme is None else nvme.__contains__,
-            lock_memory=settings.lock_memory,
+            memory=MemoryOptions(settings.lock_memory, settings.huge_pages, settings.numa_node),
         )
         stack.push_async_callback(host.close)
+        stack.enter_context(_settling(host))
         cipher = Cipher(crypto, last_sequence=0 if nvme is None else nvme.last_sequence)
         residency = Residency(host, nvme)
         offload = None
@@ -116,6 +122,19 @@ def _offload_settings(settings: StoreSettings) -> OffloadSettings:
         batch_age_s=settings.write_behind_s,
         slots=settings.offload_slots,
     )
+
+
+@contextmanager
+def _settling(host: HostTier) -> Iterator[None]:
+    """The arena's pages are locked and touched beside what is done with them already."""
+    stop = threading.Event()
+    thread = threading.Thread(target=host.settle, args=(stop,), name="strongroom-settle")
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
 
 
 def nowhere(_: BlockAddress) -> bool:

@@ -1,23 +1,31 @@
 """Whole records sealed and opened on the crypto threads, segment by segment.
 
-A block's segments are split into one run of neighbours a thread, so that one large block uses
-every core. The event loop only waits.
+The threads of one block take its segments from one iterator, each the next that is left: they
+are opened nearly in order, so that the first layers can be used while the last are still
+closed, and no thread is idle before the block is done. The event loop only waits.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from typing import Final
 
 from storage.block import BlockContext
 from storage.envelope import Opener, Sealer
 from storage.header import HEADER_BYTES, Header, read_header
 from storage.memory import wipe
+from storage.progress import Progress
 from storage.workers import Workers
 from strongroom.derivation import NamespaceKeys
 
-_SPLIT_BYTES_MIN = 256 * 1024
+_SPLIT_BYTES_MIN: Final = 512 * 1024
 """Below this a second thread costs more than it brings."""
+_SPLIT_SEGMENT_BYTES_MIN: Final = 16 * 1024
+"""Of smaller segments the interpreter's lock is held for most of the time."""
+_TELL_BYTES_MIN: Final = 1024 * 1024
+_TELLS_MAX: Final = 8
+"""A block tells its progress every `_TELL_BYTES_MIN`, and at most so many times."""
 
 
 class Cipher:
@@ -32,36 +40,72 @@ class Cipher:
     ) -> Header:
         """Encrypt `plain` into `record` under a fresh key; returns the header written."""
         sealer = Sealer.begin(context, keys.data, next(self._sequence))
-        await self._split(context, lambda run: sealer.segments(run, plain, record))
+        await self._share(context, lambda left: sealer.segments(left, plain, record))
         sealer.finish(record)
         return sealer.header
 
     async def open(
-        self, context: BlockContext, keys: NamespaceKeys, record: memoryview, plain: memoryview
+        self,
+        context: BlockContext,
+        keys: NamespaceKeys,
+        record: memoryview,
+        plain: memoryview,
+        opened: Callable[[int], None] | None = None,
     ) -> Header:
         """Decrypt `record` into `plain`; on any failure, or when cancelled, `plain` is wiped.
 
-        Raises `Corrupt` when the record is damaged, another block's, or under another key, and
-        `Missing` when it is this block in another layout.
+        `opened(n)` is called on the event loop while it runs, with n rising: the first n segments
+        are good. After a failure has been seen it is not called any more. Raises `Corrupt` when
+        the record is damaged, another block's, or under another key, and `Missing` when it is this
+        block in another layout.
         """
+        progress = _follow(context, opened)
         try:
             # A copy: what was checked is what is used, whatever happens to the bytes below.
             header = read_header(memoryview(bytes(record[:HEADER_BYTES])))
             opener = Opener.begin(header, context, keys.data)
-            await self._split(context, lambda run: opener.segments(run, record, plain))
+            if progress is None:
+                await self._share(context, lambda left: opener.segments(left, record, plain))
+            else:
+                mark = progress.mark
+                await self._share(context, lambda left: opener.segments(left, record, plain, mark))
         except BaseException:
-            wipe(plain)
+            if progress is not None:
+                progress.close()
+            await self.wipe(plain)
             raise
         return header
 
-    async def _split(self, context: BlockContext, work: Callable[[Sequence[int]], None]) -> None:
-        """Call `work` with every segment index once, in one run of neighbours a thread."""
+    async def wipe(self, view: memoryview) -> None:
+        """Zero `view` on a thread; here, when cancelled before a thread came to it."""
+        wiped = False
+
+        def job() -> None:
+            nonlocal wiped
+            wipe(view)
+            wiped = True
+
+        try:
+            await self._workers.run(job, always=True)
+        finally:
+            if not wiped:
+                wipe(view)
+
+    async def _share(self, context: BlockContext, work: Callable[[Iterator[int]], None]) -> None:
+        """Call `work` on one or more threads, with one iterator over the segments for them all."""
         count = len(context.segment_bytes)
-        parts = min(self._workers.threads, count, context.plaintext_bytes // _SPLIT_BYTES_MIN)
-        edges = [count * part // max(parts, 1) for part in range(max(parts, 1) + 1)]
-        runs = [range(first, last) for first, last in itertools.pairwise(edges)]
-        await self._workers.run(*(_job(work, run) for run in runs))
+        total = context.plaintext_bytes
+        parts = min(self._workers.threads, count, total // _SPLIT_BYTES_MIN)
+        if total < count * _SPLIT_SEGMENT_BYTES_MIN:
+            parts = 1
+        # One step of this iterator is one step of the interpreter: no index is given out twice.
+        left = iter(range(count))
+        await self._workers.run(*[lambda: work(left)] * max(parts, 1))
 
 
-def _job(work: Callable[[Sequence[int]], None], run: Sequence[int]) -> Callable[[], None]:
-    return lambda: work(run)
+def _follow(context: BlockContext, opened: Callable[[int], None] | None) -> Progress | None:
+    count = len(context.segment_bytes)
+    if opened is None:
+        return None
+    tells = min(_TELLS_MAX, context.plaintext_bytes // _TELL_BYTES_MIN)
+    return None if tells < 2 else Progress(count, -(-count // tells), opened)

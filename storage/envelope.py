@@ -17,8 +17,10 @@ from __future__ import annotations
 import hmac
 import secrets
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Final
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -31,6 +33,12 @@ from strongroom.derivation import BLOCK_SALT_BYTES, BlockKey, block_key
 from strongroom.errors import Corrupt, Missing, Misuse
 
 AAD_MAGIC = b"SRSG"
+_FIELD_HEAD_BYTES: Final = 5
+_LENGTH_AT: Final = -8
+_INDEX_AT: Final = _LENGTH_AT - _FIELD_HEAD_BYTES - 4 - _FIELD_HEAD_BYTES - 4
+"""Where a segment's length and its index stand in its AAD, counted from the end."""
+_U32: Final = struct.Struct("<I")
+_U64: Final = struct.Struct("<Q")
 
 
 def segment_aad(context: BlockContext, index: int) -> bytes:
@@ -51,38 +59,74 @@ def segment_aad(context: BlockContext, index: int) -> bytes:
     )
 
 
+class SegmentAads:
+    """`segment_aad` of one block for one thread: only index and length are written anew."""
+
+    def __init__(self, first: bytes) -> None:
+        self._bytes = bytearray(first)
+        self._index_at = len(first) + _INDEX_AT
+        self._length_at = len(first) + _LENGTH_AT
+
+    def of(self, index: int, length: int) -> bytearray:
+        """The AAD of segment `index`, good until the next call."""
+        _U32.pack_into(self._bytes, self._index_at, index)
+        _U64.pack_into(self._bytes, self._length_at, length)
+        return self._bytes
+
+
+@lru_cache(maxsize=64)
+def _spans(segment_bytes: tuple[int, ...]) -> tuple[tuple[int, int, int], ...]:
+    """The blocks of one layout have few shapes."""
+    return tuple(segment_spans(segment_bytes))
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Sealer:
     """One sealing in progress. Segments may be sealed in any order, each once, by any thread."""
 
     header: Header
     _key: BlockKey
+    _aad: bytes
 
     @classmethod
     def begin(cls, context: BlockContext, data_key: bytes, sequence: int) -> Sealer:
         """Draw a salt and derive the block's key."""
         salt = secrets.token_bytes(BLOCK_SALT_BYTES)
         key = block_key(data_key, context.block, salt)
-        return cls(Header(context, salt, key.commitment, sequence), key)
+        header = Header(context, salt, key.commitment, sequence)
+        return cls(header, key, segment_aad(context, 0))
 
-    def segments(self, indexes: Sequence[int], plaintext: memoryview, record: memoryview) -> None:
-        """Encrypt `indexes` of the block in `plaintext` into their places in `record`."""
-        context = self.header.context
+    def segments(self, indexes: Iterable[int], plaintext: memoryview, record: memoryview) -> None:
+        """Encrypt `indexes` of the block in `plaintext` into their places in `record`.
+
+        Threads may share one iterator of indexes: each takes the next one that is left. After an
+        error nothing is left for the others.
+        """
         _check_buffers(self.header, plaintext, record)
-        spans = tuple(segment_spans(context.segment_bytes))
-        cipher = AESGCM(self._key.key)
-        for index in indexes:
-            plain, sealed, size = spans[index]
-            cipher.encrypt_into(
-                nonce(index),
-                plaintext[plain : plain + size],
-                segment_aad(context, index),
-                record[sealed : sealed + size + TAG_BYTES],
-            )
+        spans = _spans(self.header.context.segment_bytes)
+        encrypt_into = AESGCM(self._key.key).encrypt_into
+        aads = SegmentAads(self._aad)
+        left = iter(indexes)
+        try:
+            for index in left:
+                plain, sealed, size = spans[index]
+                encrypt_into(
+                    nonce(index),
+                    plaintext[plain : plain + size],
+                    aads.of(index, size),
+                    record[sealed : sealed + size + TAG_BYTES],
+                )
+        except BaseException:
+            _use_up(left)
+            raise
 
     def finish(self, record: memoryview) -> None:
         """Frame the record: header, padding and tail. Last, so that a header means sealed."""
         write_frame(record, self.header)
+
+
+def _nobody(_: int) -> None:
+    """Nobody follows this opening."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -91,6 +135,7 @@ class Opener:
 
     header: Header
     _key: BlockKey
+    _aad: bytes
 
     @classmethod
     def begin(cls, header: Header, expected: BlockContext, data_key: bytes) -> Opener:
@@ -111,31 +156,42 @@ class Opener:
         key = block_key(data_key, expected.block, header.salt)
         if not hmac.compare_digest(key.commitment, header.commitment):
             raise Corrupt("the record was sealed under another key")
-        return cls(header, key)
+        return cls(header, key, segment_aad(header.context, 0))
 
-    def segments(self, indexes: Sequence[int], record: memoryview, plaintext: memoryview) -> None:
-        """Decrypt `indexes` into their places in `plaintext`.
+    def segments(
+        self,
+        indexes: Iterable[int],
+        record: memoryview,
+        plaintext: memoryview,
+        opened: Callable[[int], None] = _nobody,
+    ) -> None:
+        """Decrypt `indexes` into their places in `plaintext`; `opened` hears of each good one.
 
-        Raises `Corrupt` on a bad tag; what these indexes had already put out is wiped.
+        Threads may share one iterator of indexes, as in `Sealer.segments`. Raises `Corrupt` on a
+        bad tag; what this call had already put out is wiped, and nothing is left for the others.
         """
-        context = self.header.context
         _check_buffers(self.header, plaintext, record)
-        spans = tuple(segment_spans(context.segment_bytes))
-        cipher = AESGCM(self._key.key)
-        done: list[memoryview] = []
+        spans = _spans(self.header.context.segment_bytes)
+        decrypt_into = AESGCM(self._key.key).decrypt_into
+        aads = SegmentAads(self._aad)
+        left = iter(indexes)
+        begun: list[int] = []
         try:
-            for index in indexes:
+            for index in left:
                 plain, sealed, size = spans[index]
-                done.append(plaintext[plain : plain + size])
-                cipher.decrypt_into(
+                begun.append(index)
+                decrypt_into(
                     nonce(index),
                     record[sealed : sealed + size + TAG_BYTES],
-                    segment_aad(context, index),
-                    done[-1],
+                    aads.of(index, size),
+                    plaintext[plain : plain + size],
                 )
+                opened(index)
         except BaseException as error:
-            for output in done:
-                wipe(output)
+            _use_up(left)
+            for index in begun:
+                plain, _, size = spans[index]
+                wipe(plaintext[plain : plain + size])
             if isinstance(error, InvalidTag):
                 raise Corrupt("a segment does not open") from error
             raise
@@ -151,3 +207,8 @@ def _check_buffers(header: Header, plaintext: memoryview, record: memoryview) ->
         raise Misuse("staging is not the block's length", field="staging")
     if len(record) != header.record_bytes:
         raise Misuse("the buffer is not the record's length", field="record")
+
+
+def _use_up(indexes: Iterator[int]) -> None:
+    for _ in indexes:
+        pass

@@ -8,6 +8,7 @@ short blocks would hardly ever free a run long enough for a full one.
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -34,7 +35,8 @@ class Slabs:
         self.slab_bytes = max(GRAIN, min(slab_bytes, capacity // _SLABS_MIN // GRAIN * GRAIN))
         self.used_bytes = 0
         self._slabs: dict[int, _Slab] = {}
-        self._open: dict[int, set[int]] = {}
+        self._open: dict[int, list[int]] = {}
+        """Slabs with a free slot, by class: heaps. A slab that is gone or full is skipped."""
         self._home: dict[int, int] = {}
 
     def take(self, length: int) -> int | None:
@@ -44,22 +46,13 @@ class Slabs:
             offset = self._runs.take(length)
             self.used_bytes += rounded(length) if offset is not None else 0
             return offset
-        starts = self._open.setdefault(slot_bytes, set())
-        if not starts:
-            start = self._runs.take(self.slab_bytes)
-            if start is None:
-                return None
-            count = self.slab_bytes // slot_bytes
-            slots = [start + number * slot_bytes for number in reversed(range(count))]
-            self._slabs[start] = _Slab(slot_bytes, slots)
-            starts.add(start)
-        start = min(starts)  # the lowest, so that high slabs run empty and go back
+        start = self._open_slab(slot_bytes)
+        if start is None:
+            return None
         slab = self._slabs[start]
         offset = slab.free.pop()
         slab.used += 1
         self._home[offset] = start
-        if not slab.free:
-            starts.discard(start)
         self.used_bytes += slot_bytes
         return offset
 
@@ -77,12 +70,28 @@ class Slabs:
         slab.free.append(offset)
         slab.used -= 1
         self.used_bytes -= slot_bytes
-        if slab.used:
-            self._open[slot_bytes].add(start)
-        else:
-            self._open[slot_bytes].discard(start)
+        if not slab.used:
             del self._slabs[start]
             self._runs.give_back(start, self.slab_bytes)
+        elif len(slab.free) == 1:
+            heapq.heappush(self._open[slot_bytes], start)
+
+    def _open_slab(self, slot_bytes: int) -> int | None:
+        """The lowest slab of this class with a free slot, so that high slabs run empty."""
+        starts = self._open.setdefault(slot_bytes, [])
+        while starts:
+            slab = self._slabs.get(starts[0])
+            if slab is not None and slab.slot_bytes == slot_bytes and slab.free:
+                return starts[0]
+            heapq.heappop(starts)
+        start = self._runs.take(self.slab_bytes)
+        if start is None:
+            return None
+        count = self.slab_bytes // slot_bytes
+        slots = [start + number * slot_bytes for number in reversed(range(count))]
+        self._slabs[start] = _Slab(slot_bytes, slots)
+        heapq.heappush(starts, start)
+        return start
 
 
 def size_class(length: int) -> int:

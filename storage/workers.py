@@ -6,6 +6,7 @@ Rules:
   let in always.
 - A thread writes into its caller's buffers. So `run` ends when every thread has ended, also
   when it is cancelled, however often: only then may the caller wipe or reuse a buffer.
+- Jobs that were handed in together wake the event loop once, when the last of them has ended.
 - Crypto threads run at nice 10: a lookup on the event loop never waits behind a restore. (On
   Linux a nice value belongs to a thread.)
 """
@@ -13,16 +14,20 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from queue import SimpleQueue
 
 from strongroom.errors import Overloaded
 
 CRYPTO_NICE = 10
 _log = logging.getLogger(__name__)
+
+Job = Callable[[], None]
 
 
 class Workers:
@@ -33,15 +38,21 @@ class Workers:
         self.threads = threads
         self.queue_max = queue_max
         self._depth = 0
-        initializer = (lambda: _be_nice(nice)) if nice else None
-        self._pool = ThreadPoolExecutor(threads, name, initializer=initializer)
+        self._nice = nice
+        self._queue: SimpleQueue[tuple[_Group, int, Job] | None] = SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._work, name=f"{name}_{number}", daemon=True)
+            for number in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     @property
     def depth(self) -> int:
         """Jobs that run or wait."""
         return self._depth
 
-    async def run(self, *jobs: Callable[[], None], always: bool = False) -> None:
+    async def run(self, *jobs: Job, always: bool = False) -> None:
         """Run `jobs` side by side; returns when all have ended, raising the first error.
 
         Raises `Overloaded`, with nothing started, when the queue is full and not `always`.
@@ -49,21 +60,76 @@ class Workers:
         """
         if not always and self._depth + len(jobs) > self.queue_max:
             raise Overloaded(f"{self.name}: the queue is full", limit=self.queue_max)
-        loop = asyncio.get_running_loop()
+        if not jobs:
+            return
+        group = _Group(asyncio.get_running_loop(), len(jobs))
         self._depth += len(jobs)
         try:
-            futures = [loop.run_in_executor(self._pool, job) for job in jobs]
-            await _all_ended(futures)
+            for number, job in enumerate(jobs):
+                self._queue.put((group, number, job))
+            await group.ended()
         finally:
             self._depth -= len(jobs)
-        errors = (future.exception() for future in futures)
-        for error in errors:
+        for error in group.errors:
             if error is not None:
                 raise error
 
     def close(self) -> None:
         """End the threads; nothing may be running."""
-        self._pool.shutdown()
+        for _ in self._threads:
+            self._queue.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _work(self) -> None:
+        if self._nice:
+            _be_nice(self._nice)
+        while (item := self._queue.get()) is not None:
+            group, number, job = item
+            group.do(number, job)
+            # Nothing of a job is kept while waiting for the next: it holds views of buffers.
+            del item, group, job
+
+
+class _Group:
+    """Jobs handed in by one call. `do` is the threads' side, the rest the event loop's."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, count: int) -> None:
+        self.errors: list[BaseException | None] = [None] * count
+        self._loop = loop
+        self._count = count
+        self._ended = itertools.count(1)  # each number is given out once, to any thread
+        self._dropped = False
+        self._over = False
+        self._news: asyncio.Future[None] = loop.create_future()
+
+    def do(self, number: int, job: Job) -> None:
+        if not self._dropped:
+            try:
+                job()
+            except BaseException as error:  # noqa: BLE001 - it is raised to whoever waits
+                self.errors[number] = error
+        if next(self._ended) == self._count:
+            with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits
+                self._loop.call_soon_threadsafe(self._settle)
+
+    async def ended(self) -> None:
+        """Wait for the last job. asyncio cannot stop a thread, so a cancellation waits its turn."""
+        cancelled: asyncio.CancelledError | None = None
+        while not self._over:
+            try:
+                await self._news
+            except asyncio.CancelledError as error:
+                cancelled = error
+                self._dropped = True
+                self._news = self._loop.create_future()
+        if cancelled is not None:
+            raise cancelled
+
+    def _settle(self) -> None:
+        self._over = True
+        if not self._news.done():
+            self._news.set_result(None)
 
 
 def crypto_workers(threads: int, queue_max: int) -> Workers:
@@ -74,23 +140,6 @@ def crypto_workers(threads: int, queue_max: int) -> Workers:
 def disk_workers(threads: int, queue_max: int) -> Workers:
     """Threads that wait for the disk."""
     return Workers("strongroom-disk", threads, queue_max=queue_max)
-
-
-async def _all_ended(futures: Iterable[asyncio.Future[None]]) -> None:
-    """Wait for every future. asyncio cannot stop a thread, so a cancellation waits its turn."""
-    waiting = set(futures)
-    cancelled: asyncio.CancelledError | None = None
-    while waiting:
-        try:
-            _, waiting = await asyncio.wait(waiting)
-        except asyncio.CancelledError as error:
-            cancelled = error
-            waiting = {future for future in waiting if not future.done()}
-    if cancelled is not None:
-        for future in futures:
-            if not future.cancelled():
-                future.exception()  # seen: the cancellation is what the caller hears of
-        raise cancelled
 
 
 def _be_nice(nice: int) -> None:

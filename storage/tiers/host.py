@@ -11,12 +11,13 @@ nothing is lost by that; where there are none it is refused, never anybody's blo
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 
 from storage.block import BlockAddress
 from storage.extents import rounded
-from storage.header import Header
+from storage.header import HEADER_BYTES, Header
 from storage.index import Index
 from storage.lifecycle import (
     Admit,
@@ -28,7 +29,8 @@ from storage.lifecycle import (
     seal,
     weaken,
 )
-from storage.memfd import MemoryFile
+from storage.memfd import MemoryFile, MemoryOptions
+from storage.memory import wipe
 from storage.quota import Quota
 from storage.slabs import Slabs
 from storage.tiers.protocol import TierName, TierStatistics, drop_in_steps
@@ -61,8 +63,11 @@ class HostTier:
         is_dirty: Callable[[BlockAddress], bool] = _never,
         is_backed: Callable[[BlockAddress], bool] = _never,
         lock_memory: bool = True,
+        memory: MemoryOptions | None = None,
     ) -> None:
-        self._arena = MemoryFile("strongroom-arena", rounded(capacity_bytes), lock=lock_memory)
+        self._arena = MemoryFile(
+            "strongroom-arena", rounded(capacity_bytes), memory or MemoryOptions(lock=lock_memory)
+        )
         self._room = Slabs(self._arena.size)
         self._clock = clock
         self._pin_ns = pin_ns
@@ -75,6 +80,10 @@ class HostTier:
         self._stored = 0
         self._evictions = 0
         self._overloads = 0
+
+    def settle(self, stop: threading.Event) -> None:
+        """Lock the arena, or else touch its pages, on the caller's thread, until `stop`."""
+        self._arena.settle(stop)
 
     def __contains__(self, address: BlockAddress) -> bool:
         return address in self._index
@@ -272,6 +281,6 @@ class HostTier:
 
     def _give_back(self, tenant: ComponentId, place: Place) -> None:
         # The header goes, so that a later occupant's half-written room never reads as a record.
-        self._arena.view[place.offset : place.offset + 4096] = bytes(4096)
+        wipe(self._arena.view[place.offset : place.offset + HEADER_BYTES])
         self._room.give_back(place.offset, place.nbytes)
         self._quota.credit(tenant, place.nbytes)

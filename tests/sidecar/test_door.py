@@ -309,7 +309,7 @@ async def test_an_engine_that_dies_with_staging_in_use_leaves_nothing_behind(
     assert staging is not None
     assert any(staging[:])
     wire.writer.transport.abort()
-    while world.sidecar.sessions._sets["engine-a"].workers:
+    while world.sidecar.sessions._sets["engine-a"].members > 1:
         await asyncio.sleep(0)
     assert not any(staging[:])
     assert world.sidecar.statistics().saves_in_flight == 0

@@ -110,6 +110,13 @@ def of_somebody_else(world: World) -> int:
     ).seq
 
 
+async def clean(world: World) -> None:
+    """What earlier transfers left in staging is wiped: what is found there now is of this one."""
+    for joined in world.sidecar.sessions:
+        for worker in joined.workers.values():
+            await worker.slots.wiped()
+
+
 async def applied(world: World, seq: int) -> None:
     assert await world.sidecar.log.reach(world.control.epoch, seq, 20)
 
@@ -139,6 +146,7 @@ async def test_a_block_opened_before_a_revocation_is_not_released_after_it(
 ) -> None:
     world, wire = stored.world, stored.engine.workers[0]
     await stored.hits("r", stored.grant())
+    await clean(world)
     barrier = gated.after_load = Barrier()
     wire.send(Load("r", 1, 0, 64))
     await barrier.arrived.wait()
@@ -190,6 +198,7 @@ async def test_a_released_part_is_zeroed_at_once_also_while_the_next_is_being_op
 ) -> None:
     world, wire = stored.world, stored.engine.workers[0]
     await stored.hits("r", stored.grant())
+    await clean(world)
     wire.send(Load("r", 1, 0, 128))
     await wire.expect(Part)
     await wire.expect(Part)
@@ -203,6 +212,27 @@ async def test_a_released_part_is_zeroed_at_once_also_while_the_next_is_being_op
     barrier.lifted.set()
     await wire.expect(LoadFailed)
     await wire.expect(LoadFailed)
+
+
+async def test_what_ended_transfers_left_in_staging_is_wiped_before_a_fence_is_acknowledged(
+    tmp_path: Path,
+) -> None:
+    prompt = list(range(288))
+    async with harness(tmp_path, staging_wipe_s=3600.0) as world:
+        engine = await world.engine()
+        await engine.compute_and_save("w", world.control.grant(world.tenant, prompt))
+        await engine.open("r", world.control.grant(world.tenant, prompt))
+        assert (await engine.load("r", 0, 288)).ok
+        staging = engine.workers[0].staging
+        assert staging is not None
+        (joined,) = world.sidecar.sessions
+        # The copies are answered for: the slots are given back, and nobody uses them.
+        while joined.workers[0].transfers:
+            await asyncio.sleep(0)
+        assert world.sidecar.statistics().staging_used_bytes == 0
+        assert block_content(prompt, 256, 288) in staging[:]
+        await world.control.until_acked("fenced", by_component(world))
+        assert not any(staging[:])
 
 
 async def test_keys_of_a_retired_component_are_dropped_and_others_kept(stored: Stored) -> None:
@@ -424,6 +454,7 @@ async def test_an_engine_that_does_not_copy_in_time_fails_its_load(tmp_path: Pat
         granted = world.control.grant(world.tenant, PROMPT)
         await engine.compute_and_save("w", granted)
         await engine.open("r", granted)
+        await clean(world)
         wire = engine.workers[0]
         wire.send(Load("r", 1, 0, 64))
         await wire.expect(Part)

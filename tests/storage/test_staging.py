@@ -9,15 +9,19 @@ import os
 import resource
 import subprocess
 import sys
+import threading
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage.extents import Extents, rounded
-from storage.memfd import MemoryFile
+from storage.memfd import MemoryFile, MemoryOptions, check_numa_node
+from storage.memory import wipe
 from storage.slabs import Slabs, size_class
 from storage.staging import Staging
+from strongroom.errors import Misuse
 
 
 def test_a_released_slot_is_zeroed_before_it_is_handed_out_again() -> None:
@@ -26,8 +30,53 @@ def test_a_released_slot_is_zeroed_before_it_is_handed_out_again() -> None:
     assert slot is not None
     staging.view[slot.offset : slot.offset + 5000] = b"x" * 5000
     staging.release(slot)
+    assert (staging.out_bytes, staging.unwiped_bytes) == (0, 8192)
+    # What was used is nobody's until it was wiped.
+    other = staging.reserve(5000)
+    assert other is not None
+    assert other.offset != slot.offset
+    assert staging.reserve(1) is None
+    used = staging.take_used()
+    assert staging.reserve(1) is None
+    for room in used:
+        wipe(staging.bytes_of(room))
+    staging.wiped(used)
+    again = staging.reserve(5000)
+    assert again == slot
     assert bytes(staging.view) == bytes(16384)
-    assert staging.used_bytes == 0
+    staging.close()
+
+
+def test_a_used_slot_is_reused_for_what_overwrites_it_and_keeps_nothing_behind_it() -> None:
+    staging = Staging(65536)
+    first, second = staging.reserve(8000), staging.reserve(8000)
+    assert first is not None
+    assert second is not None
+    staging.view[:] = b"x" * 65536
+    staging.release(first)
+    staging.release(second)
+    reused = staging.reuse(5000)
+    assert reused is not None
+    assert reused.offset == second.offset, "the latest, whose bytes are in the caches"
+    room = bytes(staging.view[reused.offset : reused.offset + 8192])
+    assert room == b"x" * 5000 + bytes(3192)
+    other = staging.reuse(9000)
+    assert other is not None
+    assert other.offset not in {first.offset, second.offset}, "of another size"
+    assert [slot.offset for slot in staging.take_used()] == [first.offset]
+    staging.close()
+
+
+def test_used_slots_are_taken_by_age_and_once() -> None:
+    staging = Staging(65536)
+    slots = [staging.reserve(4096) for _ in range(3)]
+    for now, slot in enumerate(slots):
+        assert slot is not None
+        staging.release(slot, float(now))
+    assert [slot.offset for slot in staging.take_used(1.0)] == [0, 4096]
+    assert staging.take_used(1.0) == []
+    assert [slot.offset for slot in staging.take_used()] == [8192]
+    assert staging.unwiped_bytes == 0
     staging.close()
 
 
@@ -40,6 +89,7 @@ def test_slots_are_page_aligned_and_end_where_there_is_no_room() -> None:
     assert staging.reserve(8192) is None
     staging.release(first)
     staging.release(second)
+    staging.wiped(staging.take_used())
     assert staging.reserve(16384) is not None
     staging.close()
 
@@ -73,6 +123,10 @@ def test_closing_zeroes_what_is_still_out() -> None:
     slot = staging.reserve(4096)
     assert slot is not None
     staging.view[slot.offset : slot.offset + 4] = b"left"
+    used = staging.reserve(4096)
+    assert used is not None
+    staging.view[used.offset : used.offset + 4] = b"used"
+    staging.release(used)
     other = mmap.mmap(staging.fd, 16384)
     staging.close()
     assert other[:] == bytes(16384)
@@ -84,7 +138,8 @@ def test_memory_that_may_not_be_locked_is_used_all_the_same_and_the_log_says_so(
 ) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     with caplog.at_level(logging.WARNING):
-        file = MemoryFile("test", 64 * 1024 * 1024, lock=True)
+        file = MemoryFile("test", 64 * 1024 * 1024)
+        file.settle()
     assert file.locked != ("not locked" in caplog.text)
     file.view[:4] = b"fine"
     file.close()
@@ -138,6 +193,72 @@ def test_the_arena_is_left_out_of_core_dumps() -> None:
     file.view[0] = 1
     assert "dd" in vm_flags("strongroom-dd")
     file.close()
+
+
+def test_a_memory_file_is_not_inherited_by_a_forked_child() -> None:
+    file = MemoryFile("strongroom-dc", 8192)
+    file.view[0] = 1
+    assert "dc" in vm_flags("strongroom-dc")
+    file.close()
+
+
+def test_huge_pages_are_asked_for_and_the_log_says_where_there_are_none(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.INFO):
+        file = MemoryFile("strongroom-hg", 4 * 1024 * 1024, MemoryOptions(lock=False))
+    flags = vm_flags("strongroom-hg")
+    assert file.huge == ("ht" in flags)
+    assert file.huge or "hg" in flags
+    assert file.huge != ("strongroom-hg: no huge pages from the pool" in caplog.text)
+    file.close()
+    small = MemoryFile("strongroom-hs", 8192)
+    assert not small.huge
+    assert "hg" not in vm_flags("strongroom-hs")
+    small.close()
+    without = MemoryFile("strongroom-hn", 4 * 1024 * 1024, MemoryOptions(huge_pages=False))
+    assert not {"hg", "ht"} & set(vm_flags("strongroom-hn"))
+    without.close()
+
+
+def resident_bytes(name: str) -> int:
+    with open("/proc/self/smaps") as smaps:  # noqa: PTH123 - procfs
+        text = smaps.read()
+    part = text[text.index(f"memfd:{name}") :]
+    return int(part[part.index("Rss:") :].split()[1]) * 1024
+
+
+@pytest.mark.parametrize("lock", [True, False])
+def test_a_settled_file_has_every_page_before_its_first_use(*, lock: bool) -> None:
+    file = MemoryFile("strongroom-pf", 1024 * 1024, MemoryOptions(lock=lock, huge_pages=False))
+    assert resident_bytes("strongroom-pf") == 0
+    file.settle()
+    assert resident_bytes("strongroom-pf") == 1024 * 1024
+    assert not any(file.view)
+    file.close()
+
+
+def test_settling_ends_early_when_told() -> None:
+    stop = threading.Event()
+    stop.set()
+    file = MemoryFile("strongroom-st", 1024 * 1024, MemoryOptions(huge_pages=False))
+    file.settle(stop)
+    assert resident_bytes("strongroom-st") == 0
+    assert not file.locked
+    file.close()
+
+
+def test_a_numa_node_that_is_there_is_used_and_another_is_named() -> None:
+    node = int(Path("/sys/devices/system/node/online").read_text().split("-")[0].split(",")[0])
+    check_numa_node(node)
+    file = MemoryFile("strongroom-nn", 65536, MemoryOptions(lock=False, numa_node=node))
+    file.settle()
+    with open("/proc/self/numa_maps") as maps:  # noqa: PTH123 - procfs
+        (line,) = [line for line in maps if "strongroom-nn" in line]
+    assert f"bind:{node}" in line
+    file.close()
+    with pytest.raises(Misuse, match="NUMA node 999 is not there; online: "):
+        MemoryFile("strongroom-nn", 65536, MemoryOptions(numa_node=999))
 
 
 @pytest.mark.parametrize("make", [Extents, Slabs])

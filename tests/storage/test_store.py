@@ -18,6 +18,7 @@ from storage.block import BlockAddress, BlockContext
 from storage.compose import StoreSettings, open_store
 from storage.fence import Fence, Fenced
 from storage.header import record_bytes
+from storage.memory import wipe
 from storage.opening import Loaded
 from storage.saving import Saved
 from storage.staging import Staging
@@ -626,6 +627,10 @@ async def test_no_plaintext_is_in_any_file_nor_in_the_arena(
                 await store.save(wanted, KEYS, view, Fence())
                 view.release()
                 staging.release(slot)
+            used = staging.take_used()
+            for room in used:
+                wipe(staging.bytes_of(room))
+            staging.wiped(used)
             await store.flush()
             assert CANARY not in bytes(store._host._arena.view)
         async with open_store(settings(folder)) as store:
