@@ -1,12 +1,13 @@
 """The host tier: ciphertext in one memfd arena, sealed in place and read in place.
 
 A block's record is encrypted straight into its extent and decrypted straight out of it; there
-is no other copy. Room comes from `Slabs`; when none fits, the least recently used leaves that
-nobody holds go first. A block that waits to be written behind is not evicted: where only such
-blocks are left, the answer is `Overloaded`.
+is no other copy. Room comes from `Slabs`; when none fits, blocks leave in the order of
+`storage.eviction`: the tenant furthest above its share pays first. A block that waits to be
+written behind is not evicted: where only such blocks are left, the answer is `Overloaded`.
 
-A tenant above its quota makes room among its own blocks that another tier holds too, since
-nothing is lost by that; where there are none it is refused, never anybody's block dropped.
+A tenant at its cap makes room among its own blocks that another tier holds too, since nothing is
+lost by that; where there are none it is refused, never anybody's block dropped. Above a cap that
+was lowered it gives up at most twice what comes in, so that it comes down step by step.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from __future__ import annotations
 import threading
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from typing import Final
 
 from storage.block import BlockAddress
+from storage.eviction import EvictionSettings
 from storage.extents import rounded
 from storage.header import HEADER_BYTES, Header
 from storage.index import Index
@@ -31,13 +34,17 @@ from storage.lifecycle import (
 )
 from storage.memfd import MemoryFile, MemoryOptions
 from storage.memory import wipe
-from storage.quota import Quota
+from storage.retention import Retention
+from storage.shares import Share, Shares
 from storage.slabs import Slabs
 from storage.tiers.protocol import TierName, TierStatistics, drop_in_steps
 from strongroom.blocks import BlockId
 from strongroom.clock import Clock
 from strongroom.errors import Missing, Overloaded
 from strongroom.identity import ComponentId, NamespaceId
+
+_EVICTION: Final = EvictionSettings()
+_AS_USUAL: Final = Retention()
 
 
 def _never(_: BlockAddress) -> bool:
@@ -60,6 +67,8 @@ class HostTier:
         *,
         pin_ns: int,
         quota_bytes: int | None = None,
+        shares: Mapping[ComponentId, Share] | None = None,
+        eviction: EvictionSettings = _EVICTION,
         is_dirty: Callable[[BlockAddress], bool] = _never,
         is_backed: Callable[[BlockAddress], bool] = _never,
         lock_memory: bool = True,
@@ -71,8 +80,8 @@ class HostTier:
         self._room = Slabs(self._arena.size)
         self._clock = clock
         self._pin_ns = pin_ns
-        self._index = Index(clock)
-        self._quota = Quota(quota_bytes)
+        self._shares = Shares(quota_bytes, capacity_bytes=self._arena.size, shares=shares)
+        self._index = Index(clock, self._shares, eviction)
         self._is_dirty = is_dirty
         self._is_backed = is_backed
         self._readers: dict[int, int] = {}
@@ -111,11 +120,11 @@ class HostTier:
         """Room for a record, charged at once. Raises `QuotaExceeded` or `Overloaded`."""
         keep = BlockAddress(parent, address.rank)
         self._make_room_in_quota(tenant, nbytes, keep)
-        offset = self._make_room(nbytes, keep)
+        offset = self._make_room(tenant, nbytes, keep)
         if offset is None:
             self._overloads += 1
             raise Overloaded("no room in the host tier now", limit=self._arena.size)
-        self._quota.charge(tenant, nbytes)
+        self._shares.charge(tenant, nbytes)
         return Reserved(address, tenant, namespace, Place(offset, nbytes))
 
     def buffer(self, reserved: Reserved) -> memoryview:
@@ -126,7 +135,7 @@ class HostTier:
         """The record is complete in its buffer."""
         return seal(reserved, header)
 
-    def publish(self, sealed: Sealed, admit: Admit) -> Resident:
+    def publish(self, sealed: Sealed, admit: Admit, retention: Retention = _AS_USUAL) -> Resident:
         """Make it visible, if `admit` does not raise; otherwise its room is given back."""
         reserved = sealed.reserved
         try:
@@ -143,6 +152,7 @@ class HostTier:
             reserved.tenant,
             reserved.namespace,
             reserved.place,
+            retention,
         )
 
     def abandon(self, block: Reserved | Sealed) -> None:
@@ -215,10 +225,23 @@ class HostTier:
         return self._index.tenants()
 
     def set_quota(self, tenant: ComponentId, nbytes: int) -> None:
-        self._quota.set_cap(tenant, nbytes)
+        self._shares.set_cap(tenant, nbytes)
+
+    def set_share(self, tenant: ComponentId, guaranteed_bytes: int, weight: float) -> None:
+        self._shares.set_share(tenant, guaranteed_bytes, weight)
+
+    def weight(self, tenant: ComponentId) -> float:
+        """A tenant's weight against the others'; 1.0 by default."""
+        return self._shares.weight(tenant)
+
+    def cap(self, tenant: ComponentId) -> int | None:
+        return self._shares.cap(tenant)
 
     def used(self) -> Mapping[ComponentId, int]:
-        return self._quota.used()
+        return self._shares.used()
+
+    def refused(self) -> Mapping[ComponentId, int]:
+        return self._shares.refused()
 
     def statistics(self) -> TierStatistics:
         return TierStatistics(
@@ -227,9 +250,10 @@ class HostTier:
             used_bytes=self._room.used_bytes,
             capacity_bytes=self._arena.size,
             pinned=self._index.pinned,
+            pinned_bytes=self._index.pinned_bytes,
             stored=self._stored,
             evictions=self._evictions,
-            quota_refusals=self._quota.refusals,
+            quota_refusals=self._shares.refusals,
             overloads=self._overloads,
         )
 
@@ -237,35 +261,30 @@ class HostTier:
         self._arena.close()
 
     def _make_room_in_quota(self, tenant: ComponentId, nbytes: int, keep: BlockAddress) -> None:
-        cap = self._quota.cap(tenant)
-        while cap is not None and nbytes <= cap < self._quota.used_by(tenant) + nbytes:
-            backed = (
-                address
-                for address in self._index.victims(tenant, keep=keep)
-                if self._is_backed(address) and not self._is_dirty(address)
-            )
-            victim = next(backed, None)
-            # A block in a reader's hands keeps its room, and so the quota stays charged.
-            if victim is None or not self.evict(victim):
-                break
-        self._quota.check(tenant, nbytes)
+        cap = self._shares.cap(tenant)
+        before = self._shares.used_by(tenant)
+        if cap is not None and nbytes <= cap < before + nbytes:
+            floor = max(cap - nbytes, before - 2 * nbytes)
+            for address in self._index.victims(tenant, keep=keep):
+                # A block in a reader's hands keeps its room, and so the quota stays charged.
+                if self._is_backed(address) and not self._is_dirty(address):
+                    self.evict(address)
+                if self._shares.used_by(tenant) <= floor:
+                    break
+        self._shares.check(tenant, nbytes, given_up=before - self._shares.used_by(tenant))
 
-    def _make_room(self, nbytes: int, keep: BlockAddress) -> int | None:
+    def _make_room(self, tenant: ComponentId, nbytes: int, keep: BlockAddress) -> int | None:
         if nbytes > self._arena.size:
             return None
         offset = self._room.take(nbytes)
-        while offset is None:
-            victim = self._victim(keep)
-            if victim is None or not self.evict(victim):
-                return None
-            offset = self._room.take(nbytes)
+        if offset is not None:
+            return offset
+        for address in self._index.victims(writer=tenant, keep=keep):
+            if not self._is_dirty(address) and self.evict(address):
+                offset = self._room.take(nbytes)
+                if offset is not None:
+                    break
         return offset
-
-    def _victim(self, keep: BlockAddress) -> BlockAddress | None:
-        for address in self._index.victims(keep=keep):
-            if not self._is_dirty(address):
-                return address
-        return None
 
     def _bytes(self, place: Place) -> memoryview:
         return self._arena.view[place.offset : place.offset + place.nbytes]
@@ -283,4 +302,4 @@ class HostTier:
         # The header goes, so that a later occupant's half-written room never reads as a record.
         wipe(self._arena.view[place.offset : place.offset + HEADER_BYTES])
         self._room.give_back(place.offset, place.nbytes)
-        self._quota.credit(tenant, place.nbytes)
+        self._shares.credit(tenant, place.nbytes)

@@ -9,7 +9,7 @@ from storage.block import BlockAddress
 from storage.header import Header
 from storage.index import Index
 from storage.lifecycle import Admit, Place, Resident
-from storage.quota import Quota
+from storage.shares import Shares
 from storage.tiers.protocol import TierName, TierStatistics, drop_in_steps
 from strongroom.clock import Clock
 from strongroom.errors import Missing, Overloaded
@@ -25,9 +25,9 @@ class MemoryTier:
         self._capacity_bytes = capacity_bytes
         self._clock = clock
         self._pin_ns = pin_ns
-        self._index = Index(clock)
+        self._shares = Shares(capacity_bytes=capacity_bytes)
+        self._index = Index(clock, self._shares)
         self._records: dict[BlockAddress, bytes] = {}
-        self._quota = Quota()
         self._used_bytes = 0
         self._stored = 0
         self._evictions = 0
@@ -51,12 +51,13 @@ class MemoryTier:
         if nbytes > self._capacity_bytes:
             raise Overloaded("larger than the tier", limit=self._capacity_bytes)
         keep = BlockAddress(context.parent, context.rank)
-        self._quota.check(context.tenant, nbytes)
-        while self._used_bytes + nbytes > self._capacity_bytes:
-            victim = next(self._index.victims(keep=keep), None)
-            if victim is None:
-                raise Overloaded("the tier is full of pinned blocks", limit=self._capacity_bytes)
+        self._shares.check(context.tenant, nbytes)
+        for victim in self._index.victims(writer=context.tenant, keep=keep):
+            if self._used_bytes + nbytes <= self._capacity_bytes:
+                break
             self.evict(victim)
+        if self._used_bytes + nbytes > self._capacity_bytes:
+            raise Overloaded("nothing may leave the tier now", limit=self._capacity_bytes)
         copy = bytes(record)
         admit()
         if context.address in self._index:
@@ -65,7 +66,7 @@ class MemoryTier:
             context.address, context.parent, context.tenant, context.namespace, Place(0, nbytes)
         )
         self._records[context.address] = copy
-        self._quota.charge(context.tenant, nbytes)
+        self._shares.charge(context.tenant, nbytes)
         self._used_bytes += nbytes
         self._stored += 1
         return resident
@@ -93,7 +94,7 @@ class MemoryTier:
             return 0
         row = self._index.remove(address)
         del self._records[address]
-        self._quota.credit(row.resident.tenant, row.place.nbytes)
+        self._shares.credit(row.resident.tenant, row.place.nbytes)
         self._used_bytes -= row.place.nbytes
         return row.place.nbytes
 
@@ -107,10 +108,16 @@ class MemoryTier:
         return self._index.tenants()
 
     def set_quota(self, tenant: ComponentId, nbytes: int) -> None:
-        self._quota.set_cap(tenant, nbytes)
+        self._shares.set_cap(tenant, nbytes)
+
+    def set_share(self, tenant: ComponentId, guaranteed_bytes: int, weight: float) -> None:
+        self._shares.set_share(tenant, guaranteed_bytes, weight)
+
+    def cap(self, tenant: ComponentId) -> int | None:
+        return self._shares.cap(tenant)
 
     def used(self) -> Mapping[ComponentId, int]:
-        return self._quota.used()
+        return self._shares.used()
 
     def statistics(self) -> TierStatistics:
         return TierStatistics(
@@ -121,7 +128,7 @@ class MemoryTier:
             pinned=self._index.pinned,
             stored=self._stored,
             evictions=self._evictions,
-            quota_refusals=self._quota.refusals,
+            quota_refusals=self._shares.refusals,
         )
 
     async def close(self) -> None:

@@ -241,6 +241,9 @@ class NvmeTier:
     def set_quota(self, tenant: ComponentId, nbytes: int) -> None:
         self._quota.set_cap(tenant, nbytes)
 
+    def cap(self, tenant: ComponentId) -> int | None:
+        return self._quota.cap(tenant)
+
     def used(self) -> Mapping[ComponentId, int]:
         return self._quota.used()
 
@@ -295,6 +298,7 @@ class NvmeTier:
             used_bytes=self._used_bytes,
             capacity_bytes=self._capacity_bytes,
             pinned=self._index.pinned,
+            pinned_bytes=self._index.pinned_bytes,
             stored=self._stored,
             evictions=self._evictions,
             quota_refusals=self._quota.refusals,

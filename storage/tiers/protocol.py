@@ -45,6 +45,7 @@ class TierStatistics:
     used_bytes: int = 0
     capacity_bytes: int = 0
     pinned: int = 0
+    pinned_bytes: int = 0
     stored: int = 0
     evictions: int = 0
     quota_refusals: int = 0
@@ -108,6 +109,10 @@ class Tier(Protocol):
 
     def set_quota(self, tenant: ComponentId, nbytes: int) -> None:
         """A tenant's hard cap in this tier."""
+        ...
+
+    def cap(self, tenant: ComponentId) -> int | None:
+        """A tenant's hard cap in this tier; None is none."""
         ...
 
     def used(self) -> Mapping[ComponentId, int]:
