@@ -15,7 +15,7 @@ from strongroom.errors import Unavailable
 from strongroom.grant import GrantClaims
 from strongroom.identity import NamespaceId
 
-Kind = Literal["lookup", "load", "save", "denied", "fenced", "corrupt", "quota", "error"]
+Kind = Literal["lookup", "hint", "load", "save", "denied", "fenced", "corrupt", "quota", "error"]
 Outcome = Literal["hit", "miss", "refused", "stored", "failed"]
 
 

@@ -22,20 +22,26 @@ from sidecar.control_client import ControlClient, enrol, http_client
 from sidecar.follower import Follower
 from sidecar.gate import Gate
 from sidecar.hello import Doorkeeper
+from sidecar.hints import HintDesk, HintLimits
 from sidecar.invalidation import Invalidation, LiveRequests
 from sidecar.judge import Judge
 from sidecar.leases import KeyLeases, ServingLeases
 from sidecar.logstate import LogState
+from sidecar.patience import PatienceSettings
+from sidecar.prefetch import Prefetcher, PrefetchSettings
+from sidecar.prefetch_window import WindowSettings
 from sidecar.save import SavesInFlight
 from sidecar.server import Server, ServerLimits, listening
 from sidecar.session import Bench, SessionLimits, Sessions
 from sidecar.settings import SidecarSettings
+from sidecar.shelf import StoreShelf
 from sidecar.shipper import Shipper
 from sidecar.slots import Rooms, wiping_workers
 from sidecar.spool import Spool, SpoolSettings
 from sidecar.state import SidecarKeys, StateDirectory
-from sidecar.statistics import FollowerStatistics, SidecarStatistics
+from sidecar.statistics import FollowerStatistics, HintStatistics, SidecarStatistics
 from sidecar.transfer import Depot, TransferTimes
+from sidecar.waste import WasteSettings
 from storage.compose import StoreSettings, open_store
 from storage.keyring import KeyRing
 from storage.memfd import MemoryOptions
@@ -67,6 +73,7 @@ class Sidecar:
     server: Server
     sessions: Sessions
     in_flight: SavesInFlight
+    prefetcher: Prefetcher
     shipper: Shipper
 
     async def serving_begun(self) -> None:
@@ -96,6 +103,8 @@ class Sidecar:
             engines=len(sets),
             requests=sum(len(found.requests) for found in sets),
             saves_in_flight=len(self.in_flight),
+            prefetch=self.prefetcher.statistics(),
+            hints=HintStatistics(**asdict(self.sessions.hints.counts)),
             staging_used_bytes=sum(
                 worker.slots.used_bytes for found in sets for worker in found.workers.values()
             ),
@@ -153,7 +162,7 @@ async def running(
                 tasks.create_task(sidecar.shipper.run(), name="audit-shipper"),
             ]
             try:
-                async with sidecar.server.accepting(listener):
+                async with sidecar.prefetcher.running(), sidecar.server.accepting(listener):
                     yield sidecar
             finally:
                 for task in background:
@@ -216,13 +225,26 @@ def _build(
         fill_deadline_ns=int(settings.fill_deadline_s * NS),
         grace_ns=int(settings.staging_grace_s * NS),
     )
+    prefetcher = Prefetcher(StoreShelf(store), _prefetch_settings(settings), clocks.boot)
+    hints = HintDesk(
+        judge,
+        prefetcher,
+        live,
+        clocks.boot,
+        HintLimits(
+            alive_max=settings.hints_max,
+            judged_max=settings.hints_judged_max,
+            overdue_ns=int(settings.prefetch_keep_s * NS),
+        ),
+    )
     in_flight = SavesInFlight()
     sessions = Sessions(
         Bench(
             judge,
-            Depot(store, ring, leases, gate, audit, clocks, times),
+            Depot(store, ring, leases, gate, audit, prefetcher, clocks, times),
             in_flight,
             live,
+            hints,
             SessionLimits(
                 requests_max=settings.requests_max,
                 prompt_bytes_max=settings.prompt_bytes_max,
@@ -267,7 +289,33 @@ def _build(
         server=Server(doorkeeper, sessions, limits, rooms, wiping),
         sessions=sessions,
         in_flight=in_flight,
+        prefetcher=prefetcher,
         shipper=Shipper(spool, client, settings.ship_interval_s),
+    )
+
+
+def _prefetch_settings(settings: SidecarSettings) -> PrefetchSettings:
+    total_bytes = settings.prefetch_bytes or settings.host_bytes // 4
+    return PrefetchSettings(
+        total_bytes=total_bytes,
+        tenant_bytes=settings.prefetch_tenant_bytes or total_bytes // 2,
+        keep_ns=int(settings.prefetch_keep_s * NS),
+        read_s=settings.prefetch_read_s,
+        readers=settings.prefetch_readers,
+        pending_max=settings.prefetch_pending_max,
+        patience=PatienceSettings(
+            settings.prefetch_policy,
+            int(settings.prefetch_timeout_base_s * NS),
+            int(settings.prefetch_timeout_per_1k_s * NS),
+        ),
+        window=WindowSettings(settings.prefetch_bandwidth_bytes_s),
+        waste=WasteSettings(
+            limit=settings.prefetch_waste_limit,
+            window_ns=int(settings.prefetch_waste_window_s * NS),
+            blocks_min=settings.prefetch_waste_blocks_min,
+            cool_down_ns=int(settings.prefetch_cool_down_s * NS),
+            probe_blocks=settings.prefetch_probe_blocks,
+        ),
     )
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from typing import Never
 
 from strongroom.errors import Overloaded, StrongroomError
 from strongroom.wire.frames import EngineFrame, Failure, Ping, Pong, SidecarFrame
@@ -24,6 +25,15 @@ Handler = Callable[[EngineFrame], Awaitable[None]]
 
 class ConnectionClosed(Exception):
     """The peer went away, or was sent away. Ends the connection's task group."""
+
+
+class SessionOver(Exception):
+    """The connection has ended: end the tasks that serve it."""
+
+
+def end_session() -> Never:
+    """Called in the task group that serves a connection, once the connection has ended."""
+    raise SessionOver
 
 
 class Connection:

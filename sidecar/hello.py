@@ -3,6 +3,8 @@
 Rules:
 - The peer's uid must be on the list, and its token must equal the content of that engine's token
   file, which only that engine can read. Both must hold; a uid alone authenticates nothing.
+- A gateway is no engine: it greets with a token file of its own, `<name>.gateway` in the same
+  folder, and may give hints alone. One kind of token never opens the other kind of session.
 - Whatever is wrong with the credentials, the answer is one and the same `Refused`.
 - Format and layout must be ones that blocks can be cut from: anything else is `Misuse`, and
   names the field, since it is the engine's operator who has to repair it.
@@ -24,7 +26,7 @@ from strongroom.blocks import Grid
 from strongroom.errors import Misuse, ProtocolViolation, Refused, StrongroomError
 from strongroom.kvformat import KVFormat, Layout
 from strongroom.limits import SEGMENT_BYTES_MAX
-from strongroom.wire.frames import PROTOCOL_VERSION, Digests, Hello
+from strongroom.wire.frames import PROTOCOL_VERSION, Digests, Greet, Hello
 
 Role = Literal["scheduler", "worker"]
 _UCRED: Final = struct.Struct("3i")
@@ -60,6 +62,14 @@ class Greeting:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class GatewayGreeting:
+    """A gateway's greeting that was accepted. Its hints are for `engine`, connected or not."""
+
+    name: str
+    engine: str
+
+
 class Doorkeeper:
     """Checks peers and hellos against the settings."""
 
@@ -84,11 +94,8 @@ class Doorkeeper:
 
     def check_hello(self, hello: Hello) -> Greeting:
         """Parse and authenticate. Reads the token file anew, since it may have been rotated."""
-        if hello.version != PROTOCOL_VERSION:
-            raise ProtocolViolation(
-                "another protocol version", field="version", limit=PROTOCOL_VERSION
-            )
-        self._authenticate(hello)
+        _check_version(hello.version)
+        self._authenticate(hello.engine, "token", hello.token)
         if hello.role not in {"scheduler", "worker"}:
             raise ProtocolViolation("a role is scheduler or worker", field="role")
         for name in ("model", "tokenizer", "template"):
@@ -100,13 +107,24 @@ class Doorkeeper:
         role: Role = "worker" if hello.role == "worker" else "scheduler"
         return Greeting(hello.engine, role, hello.digests, kv_format, layout, grid)
 
-    def _authenticate(self, hello: Hello) -> None:
+    def check_greet(self, greet: Greet) -> GatewayGreeting:
+        """Authenticate a gateway. Whether the engine exists is not looked at."""
+        _check_version(greet.version)
+        self._authenticate(greet.name, "gateway", greet.token)
         try:
-            engine = check_engine_name(hello.engine)
-            expected = read_private(self._engine_tokens / f"{engine}.token").strip()
+            engine = check_engine_name(greet.engine)
+        except Misuse as error:
+            raise Refused("this process may not open a session") from error
+        return GatewayGreeting(greet.name, engine)
+
+    def _authenticate(self, name: str, kind: Literal["token", "gateway"], token: str) -> None:
+        """`kind` is how the names of these token files end: an engine's is no gateway's."""
+        try:
+            name = check_engine_name(name)
+            expected = read_private(self._engine_tokens / f"{name}.{kind}").strip()
         except (OSError, StrongroomError) as error:
             raise Refused("this process may not open a session") from error
-        if not expected or not hmac.compare_digest(expected, hello.token.encode()):
+        if not expected or not hmac.compare_digest(expected, token.encode()):
             raise Refused("this process may not open a session")
 
     def _check_sizes(self, kv_format: KVFormat, layout: Layout) -> None:
@@ -122,6 +140,11 @@ class Doorkeeper:
             raise Misuse(
                 "staging does not hold one block", field="layout", limit=self._staging_bytes
             )
+
+
+def _check_version(version: int) -> None:
+    if version != PROTOCOL_VERSION:
+        raise ProtocolViolation("another protocol version", field="version", limit=PROTOCOL_VERSION)
 
 
 def _parse_format(hello: Hello) -> KVFormat:

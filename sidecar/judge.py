@@ -17,7 +17,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from policy import grants
-from sidecar.audit import Audit
+from sidecar.audit import Audit, Kind
 from sidecar.chain import TOKEN_BYTES, Chain
 from sidecar.clocks import Clocks
 from sidecar.control_client import ControlClient
@@ -87,9 +87,14 @@ class Judge:
         self._clocks = clocks
         self._catch_up_s = catch_up_s
 
-    async def judge(self, request: Request, opened: Open, facts: EngineFacts) -> Judged | Denied:
-        """Settle `request`; never raises for anything that the engine or its client sent."""
-        verdict = await self._judge(request, opened, facts)
+    async def judge(
+        self, request: Request, opened: Open, facts: EngineFacts, *, kind: Kind = "lookup"
+    ) -> Judged | Denied:
+        """Settle `request`; never raises for anything that the engine or its client sent.
+
+        `kind` is what a positive verdict is put on record as.
+        """
+        verdict = await self._judge(request, opened, facts, kind)
         if isinstance(verdict, _No):
             await self._audit.note(
                 "denied",
@@ -104,7 +109,9 @@ class Judge:
         request.settle(verdict)
         return verdict
 
-    async def _judge(self, request: Request, opened: Open, facts: EngineFacts) -> Judged | _No:
+    async def _judge(
+        self, request: Request, opened: Open, facts: EngineFacts, kind: Kind
+    ) -> Judged | _No:
         grant = self._verified(opened)
         if isinstance(grant, _No):
             return grant
@@ -126,7 +133,7 @@ class Judge:
         refusal = self._alive(request, grant) or self._salted(grant, opened)
         if refusal is not None:
             return refusal
-        return await self._look_up(request, grant, opened, facts)
+        return await self._look_up(request, grant, opened, facts, kind)
 
     def _verified(self, opened: Open) -> GrantClaims | _No:
         tokens = len(opened.tokens)
@@ -187,7 +194,12 @@ class Judge:
         return None
 
     async def _look_up(
-        self, request: Request, grant: GrantClaims, opened: Open, facts: EngineFacts
+        self,
+        request: Request,
+        grant: GrantClaims,
+        opened: Open,
+        facts: EngineFacts,
+        kind: Kind,
     ) -> Judged | _No:
         prompt = Prompt(opened.tokens, opened.extras, opened.grant)
         chain = Chain(
@@ -204,7 +216,7 @@ class Judge:
         tier = self._tier(hit, facts.ranks)
         try:
             await self._audit.record(
-                "lookup",
+                kind,
                 "hit" if hit else "miss",
                 Reason.NONE if hit else Reason.ABSENT,
                 engine=facts.engine,

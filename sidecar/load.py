@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from sidecar.audit import Kind
 from sidecar.clocks import NS
+from sidecar.patience import Patience
 from sidecar.reasons import Reason
 from sidecar.request import ChainedBlock, Judged, Request
 from sidecar.slots import Slots
@@ -102,6 +103,7 @@ class LoadTransfer:
         self._busy: StagingSlot | None = None
         self._news = asyncio.Event()
         self._stopped = False
+        self._patience: Patience | None = None
         self._bytes = 0
         self._tier = ""
 
@@ -137,6 +139,8 @@ class LoadTransfer:
     def stop(self) -> None:
         """Zero what is released and end. The slot being opened is wiped when that returns."""
         self._stopped = True
+        if self._patience is not None:
+            self._patience.give_up()
         for out in self._out.values():
             self._slots.blank(out.slot)
         if self._busy is not None:
@@ -159,7 +163,11 @@ class LoadTransfer:
             await self._record(blocks)
         except Unavailable:
             return self._frame.start, Reason.AUDIT
+        self._patience = self._depot.prefetcher.load_begins(
+            self._judged.grant.jti, sum(block.extent.tokens for block in blocks), until_ns
+        )
         for block in blocks:
+            await self._patience.until_here(self._address(block))
             if self._stopped:
                 break
             try:
@@ -177,6 +185,7 @@ class LoadTransfer:
             keys = namespace_keys(self._depot, block, self._shard)
             with self._slots.bytes_of(slot) as staging:
                 loaded = await self._depot.store.load(context, keys, staging, self._request.fence)
+            self._depot.prefetcher.was_read(context.address, loaded.tier)
             # From here to the frame nothing waits: what was invalidated before is seen here.
             self._request.fence.check()
             deadline_ns = self._depot.gate.require()
@@ -247,6 +256,9 @@ class LoadTransfer:
             except TimeoutError:
                 continue
 
+    def _address(self, block: ChainedBlock) -> BlockAddress:
+        return BlockAddress(block.block, self._shard.layout.rank)
+
     def _next_due(self) -> int:
         grace_ns = self._depot.times.grace_ns
         never = self._depot.clocks.boot() + self._depot.times.load_deadline_ns
@@ -264,8 +276,7 @@ class LoadTransfer:
 
     async def _record(self, blocks: list[ChainedBlock]) -> None:
         """The access is on record before its first byte is released."""
-        rank = self._shard.layout.rank
-        tier = self._depot.store.slowest_tier(BlockAddress(block.block, rank) for block in blocks)
+        tier = self._depot.store.slowest_tier(self._address(block) for block in blocks)
         await self._depot.audit.record(
             "load",
             "hit",

@@ -97,6 +97,13 @@ class Transfer(Protocol):
         """Zero its staging now and end as soon as what runs has returned. Repeatable."""
 
 
+class Stoppable(Protocol):
+    """Something that is done for a request ahead of its loads."""
+
+    def stop(self) -> None:
+        """The request reads nothing any more. Repeatable; waits for nothing."""
+
+
 class Request:
     """One request of one engine: its state, its fence and its transfers."""
 
@@ -107,6 +114,7 @@ class Request:
         self.judged = asyncio.Event()
         self.transfers: set[Transfer] = set()
         self.grant: GrantClaims | None = None
+        self.prefetch: Stoppable | None = None
         self.ended_ns = 0
 
     @property
@@ -142,6 +150,7 @@ class Request:
             self.state = Finished(self.state)
         elif isinstance(self.state, Opened):
             self._end(Cancelled())
+        self._stop_prefetch()
         self.ended_ns = now_ns
         self.judged.set()
 
@@ -175,8 +184,13 @@ class Request:
             self.state = state
         self.fence.cut()
         self.judged.set()
+        self._stop_prefetch()
         for transfer in tuple(self.transfers):
             transfer.stop()
+
+    def _stop_prefetch(self) -> None:
+        if self.prefetch is not None:
+            self.prefetch.stop()
 
 
 class Requests:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -20,7 +21,8 @@ from functools import partial
 from pathlib import Path
 
 from sidecar.connection import Connection, failure_frame
-from sidecar.hello import Doorkeeper, Greeting
+from sidecar.hello import Doorkeeper, GatewayGreeting, Greeting
+from sidecar.hints import GatewaySession
 from sidecar.session import SchedulerSession, Sessions, SessionSet, WorkerSession
 from sidecar.slots import Rooms, Slots
 from sidecar.state import private_directory
@@ -34,7 +36,7 @@ from strongroom.errors import (
     StrongroomError,
     Unavailable,
 )
-from strongroom.wire.frames import PROTOCOL_VERSION, Hello, Welcome
+from strongroom.wire.frames import PROTOCOL_VERSION, Greet, Hello, Welcome
 from strongroom.wire.framing import PREFIX_BYTES, body_length, decode_engine_frame, encode_frame
 
 _log = logging.getLogger(__name__)
@@ -133,7 +135,11 @@ class Server:
             if self.counts.connections > self._limits.connections_max:
                 raise Overloaded("too many connections", limit=self._limits.connections_max)
             self._doorkeeper.check_peer(peer)
-            greeting = self._doorkeeper.check_hello(await self._hello(peer))
+            hello = await self._hello(peer)
+            if isinstance(hello, Greet):
+                await self._gateway(peer, self._doorkeeper.check_greet(hello))
+                return
+            greeting = self._doorkeeper.check_hello(hello)
             joined = self._sessions.join(greeting)
         except StrongroomError as error:
             self._count(error)
@@ -171,16 +177,25 @@ class Server:
             (await making).close()
             raise
 
-    async def _hello(self, peer: socket.socket) -> Hello:
+    async def _hello(self, peer: socket.socket) -> Hello | Greet:
         try:
             async with asyncio.timeout(self._limits.hello_timeout_s):
                 length = body_length(await _read_exactly(peer, PREFIX_BYTES))
                 frame = decode_engine_frame(await _read_exactly(peer, length))
         except TimeoutError as error:
             raise Unavailable("no hello in time") from error
-        if not isinstance(frame, Hello):
+        if not isinstance(frame, Hello | Greet):
             raise ProtocolViolation("the first frame must be hello", field="frame")
         return frame
+
+    async def _gateway(self, peer: socket.socket, greeting: GatewayGreeting) -> None:
+        # A session of its own: it is told nothing of the engine's.
+        connection = await self._welcome(peer, secrets.token_hex(16), None)
+        if connection is None:
+            return
+        facts = partial(self._sessions.facts, greeting.engine)
+        await GatewaySession(self._sessions.hints, facts, connection).serve()
+        self._count_failure(connection)
 
     async def _session(
         self,
@@ -189,9 +204,22 @@ class Server:
         greeting: Greeting,
         slots: Slots | None,
     ) -> None:
+        connection = await self._welcome(peer, joined.session, slots)
+        if connection is None:
+            return
+        if slots is None:
+            await SchedulerSession(joined, connection).serve()
+        else:
+            await WorkerSession(joined, greeting, connection, slots).serve()
+        self._count_failure(connection)
+
+    async def _welcome(
+        self, peer: socket.socket, session: str, slots: Slots | None
+    ) -> Connection | None:
+        """The first answer, with the descriptor of `slots`; None when the peer is gone."""
         welcome = Welcome(
             version=PROTOCOL_VERSION,
-            session=joined.session,
+            session=session,
             tokens_per_block=self._limits.tokens_per_block,
             staging_bytes=0 if slots is None else slots.size_bytes,
         )
@@ -199,18 +227,16 @@ class Server:
             _send_welcome(peer, welcome, [] if slots is None else [slots.fd])
             reader, writer = await asyncio.open_unix_connection(sock=peer)
         except OSError:
-            return  # the peer is gone
+            return None
         self.counts.accepted += 1
-        connection = Connection(
+        return Connection(
             reader,
             writer,
             queue_max=self._limits.send_queue_max,
             send_timeout_s=self._limits.send_timeout_s,
         )
-        if slots is None:
-            await SchedulerSession(joined, connection).serve()
-        else:
-            await WorkerSession(joined, greeting, connection, slots).serve()
+
+    def _count_failure(self, connection: Connection) -> None:
         if connection.failure is not None:
             self.counts.violations += 1
 

@@ -13,10 +13,10 @@ import secrets
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Never
 
-from sidecar.connection import Connection
+from sidecar.connection import Connection, SessionOver, end_session
 from sidecar.hello import Greeting
+from sidecar.hints import HintDesk, Hints, addresses_of
 from sidecar.invalidation import LiveRequest, LiveRequests
 from sidecar.judge import EngineFacts, Judge
 from sidecar.load import LoadTransfer
@@ -34,12 +34,14 @@ from strongroom.wire.frames import (
     Fenced,
     Filled,
     Finish,
+    Hint,
     Lease,
     Load,
     LoadFailed,
     Open,
     Save,
     SaveDone,
+    Unhint,
     Verdict,
 )
 from strongroom.wire.frames import Slots as SlotsFrame
@@ -65,6 +67,7 @@ class Bench:
     depot: Depot
     in_flight: SavesInFlight
     live: LiveRequests
+    hints: HintDesk
     limits: SessionLimits
 
 
@@ -116,6 +119,7 @@ class Sessions:
 
     def __init__(self, bench: Bench) -> None:
         self._bench = bench
+        self.hints = bench.hints
         self._sets: dict[str, SessionSet] = {}
 
     def __len__(self) -> int:
@@ -141,6 +145,11 @@ class Sessions:
         found.members += 1
         return found
 
+    def facts(self, engine: str) -> EngineFacts | None:
+        """What an engine is now; None when no connection of it is here."""
+        found = self._sets.get(engine)
+        return None if found is None else found.facts()
+
     def leave(self, joined: SessionSet) -> None:
         """A connection that had joined is over; a set that has none left is forgotten."""
         joined.members -= 1
@@ -160,13 +169,14 @@ class Sessions:
 
 
 class SchedulerSession:
-    """`Open`, `Cancel`, `Finish`."""
+    """`Open`, `Cancel`, `Finish`, and hints."""
 
     def __init__(self, joined: SessionSet, connection: Connection) -> None:
         self.joined = joined
         self.connection = connection
         self._bench = joined.bench
         self._opens = asyncio.Semaphore(joined.bench.limits.opens_max)
+        self._hints = Hints(joined.bench.hints, joined.facts)
 
     async def serve(self) -> None:
         """Until the connection ends; then every request of the engine is cancelled."""
@@ -178,10 +188,11 @@ class SchedulerSession:
         try:
             async with asyncio.TaskGroup() as self._tasks:
                 await self.connection.serve(self._handle)
-                _end_tasks()
-        except* _Over:
+                end_session()
+        except* SessionOver:
             pass
         finally:
+            self._hints.close()
             if self.joined.scheduler is self:
                 self.joined.scheduler = None
                 self.joined.requests.cancel_all(self._now())
@@ -206,6 +217,10 @@ class SchedulerSession:
                 request = self.joined.requests.get(name)
                 if request is not None:
                     request.finish(self._now())
+            case Hint():
+                self._hints.take(frame, self._tasks)
+            case Unhint(name):
+                self._hints.drop(name)
             case _:
                 raise ProtocolViolation("not a scheduler's frame", field="frame")
 
@@ -231,8 +246,9 @@ class SchedulerSession:
         self._tasks.create_task(self._judge(request, frame), name="judge")
 
     async def _judge(self, request: Request, frame: Open) -> None:
+        facts = self.joined.facts()
         try:
-            verdict = await self._bench.judge.judge(request, frame, self.joined.facts())
+            verdict = await self._bench.judge.judge(request, frame, facts)
         finally:
             self._opens.release()
         if self.joined.requests.get(request.name) is not request:
@@ -246,6 +262,15 @@ class SchedulerSession:
             case _:
                 answer = Verdict(request.name, False, 0, False)
         self.connection.send(answer)
+        if isinstance(request.state, Judged):
+            self._prefetch(request, request.state, facts)
+
+    def _prefetch(self, request: Request, judged: Judged, facts: EngineFacts) -> None:
+        """Bring nearer what the engine has not asked for yet. The verdict is on its way."""
+        if judged.hit and not request.transfers:
+            request.prefetch = self._bench.hints.prefetcher.begin(
+                judged.grant.jti, request.fence, addresses_of(judged, facts)
+            )
 
     async def _refuse(self, frame: Open, name: str, reason: Reason) -> None:
         self.connection.send(Verdict(frame.request, False, 0, False))
@@ -296,8 +321,8 @@ class WorkerSession:
         try:
             async with asyncio.TaskGroup() as self._tasks:
                 await self.connection.serve(self._handle)
-                _end_tasks()
-        except* _Over:
+                end_session()
+        except* SessionOver:
             pass
         finally:
             if self.joined.workers.get(rank) is self:
@@ -410,11 +435,3 @@ class WorkerSession:
     def _nothing_to_save(self, frame: Save) -> None:
         self.connection.send(SlotsFrame(frame.save, ()))
         self.connection.send(SaveDone(frame.save, 0))
-
-
-class _Over(Exception):
-    """The connection has ended: end the tasks that serve it."""
-
-
-def _end_tasks() -> Never:
-    raise _Over

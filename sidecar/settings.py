@@ -16,6 +16,7 @@ from typing import Annotated, Final, Self
 from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from sidecar.patience import PrefetchPolicy
 from strongroom.errors import Misuse
 from strongroom.limits import (
     LOAD_DEADLINE_S_DEFAULT,
@@ -114,6 +115,37 @@ class SidecarSettings(BaseSettings):
     staging_grace_s: Seconds = 1.0
     """After a part's deadline its slot is held this much longer, for a copy under way."""
 
+    # Prefetch: blocks of a granted prompt, from NVMe into host memory before a load asks.
+    prefetch_policy: PrefetchPolicy = PrefetchPolicy.BEST_EFFORT
+    prefetch_timeout_base_s: Seconds = 0.05
+    prefetch_timeout_per_1k_s: Seconds = 0.02
+    """With the policy `timeout`, how long a load waits: a base, and more for each 1,000 tokens."""
+    prefetch_bytes: Bytes | None = None
+    """On their way, or brought and unread, in all; None is a quarter of `host_bytes`."""
+    prefetch_tenant_bytes: Bytes | None = None
+    """The same of one tenant; None is half of that."""
+    prefetch_keep_s: Seconds = 30.0
+    """How long after its expected start a block may lie unread before it counts as wasted."""
+    prefetch_read_s: Seconds = 10.0
+    """A read of a prefetch that takes longer is given up."""
+    prefetch_readers: Annotated[int, Field(ge=1, le=64)] = 2
+    """Prefetches that read at once."""
+    prefetch_pending_max: Count = 1024
+    prefetch_waste_limit: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """The share of brought bytes that nobody read, above which prefetching stops for a while."""
+    prefetch_waste_window_s: Seconds = 60.0
+    prefetch_waste_blocks_min: Count = 32
+    """Blocks that must have been read or wasted in the window before the share counts."""
+    prefetch_cool_down_s: Seconds = 30.0
+    prefetch_probe_blocks: Count = 8
+    """After a cool-down so many blocks must be within the limit before prefetching flows again."""
+    prefetch_bandwidth_bytes_s: Annotated[float, Field(gt=0)] = 500e6
+    """What is assumed of the device before the first prefetch has measured it."""
+    hints_max: Count = 1024
+    """Hints of one connection that are alive."""
+    hints_judged_max: Count = 8
+    """Hints of one connection being judged at once; more are dropped."""
+
     # Audit.
     spool_sync: SpoolSync = SpoolSync.WITHIN_SECOND
     spool_bytes_max: Bytes = 1024 * 1024 * 1024
@@ -125,6 +157,8 @@ class SidecarSettings(BaseSettings):
     def _a_block_fits_everywhere(self) -> Self:
         if self.region_bytes > self.nvme_bytes:
             raise ValueError("region_bytes must not exceed nvme_bytes")
+        if (self.prefetch_bytes or 0) > self.host_bytes // 2:
+            raise ValueError("prefetch_bytes must not exceed half of host_bytes")
         return self
 
 

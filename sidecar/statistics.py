@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sidecar.gate import GateState
+from sidecar.prefetch_statistics import PrefetchStatistics
 from sidecar.spool import SpoolStatistics
 from storage.store import StoreStatistics
 from strongroom.log import LogHead
@@ -25,6 +26,16 @@ class FollowerStatistics:
     acknowledged_fenced: int
     acknowledged_reclaimed: int
     retired_at_start: int
+
+
+@dataclass(frozen=True, slots=True)
+class HintStatistics:
+    """See `sidecar.hints.HintCounts`."""
+
+    taken: int
+    dropped: int
+    denied: int
+    begun: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +60,8 @@ class SidecarStatistics:
     engines: int
     requests: int
     saves_in_flight: int
+    prefetch: PrefetchStatistics
+    hints: HintStatistics
     staging_used_bytes: int
     spool: SpoolStatistics
     events_shipped: int

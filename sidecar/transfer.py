@@ -8,6 +8,7 @@ from sidecar.audit import Audit
 from sidecar.clocks import Clocks
 from sidecar.gate import Gate
 from sidecar.leases import KeyLeases
+from sidecar.prefetch import Prefetcher
 from storage.keyring import KeyRing
 from storage.store import BlockStore
 from strongroom.kvformat import Layout
@@ -31,6 +32,7 @@ class Depot:
     leases: KeyLeases
     gate: Gate
     audit: Audit
+    prefetcher: Prefetcher
     clocks: Clocks
     times: TransferTimes
 

@@ -4,6 +4,7 @@ One engine opens one connection from its scheduler (`Open`, `Finish`, `Cancel`, 
 `Unhint`) and one from each worker rank (`Load`, `Copied`, `Save`, `Filled`). All of them say
 `Hello` first, with the same `engine` id, and form one session set in the sidecar. The sidecar
 answers `Welcome`; to a worker it sends, with that very frame, the staging memfd as SCM_RIGHTS.
+A gateway opens a connection of its own for each engine that it gives hints for, and says `Greet`.
 
 A request's life: the scheduler sends `Open` as soon as the engine knows the request and gets
 one `Verdict`. Workers then `Load` and `Save` under the same `request`. The scheduler ends it
@@ -71,6 +72,19 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     format: KVFormatFields
     layout: LayoutFields
     """The scheduler sends rank 0's."""
+
+
+class Greet(msgspec.Struct, frozen=True, tag="greet"):
+    """First frame of a gateway, which is no engine: it may send `Hint`, `Unhint` and `Ping` alone.
+
+    `token` is the content of that gateway's own token file. Its hints are for `engine`. Answered
+    by `Welcome` with no staging, whether or not that engine is connected.
+    """
+
+    version: int
+    name: str
+    token: str
+    engine: str
 
 
 class Open(msgspec.Struct, frozen=True, tag="open"):
@@ -301,7 +315,19 @@ class Failure(msgspec.Struct, frozen=True, tag="failure"):
 
 
 EngineFrame = (
-    Hello | Open | Load | Copied | Save | Filled | Cancel | Finish | Ping | Report | Hint | Unhint
+    Hello
+    | Greet
+    | Open
+    | Load
+    | Copied
+    | Save
+    | Filled
+    | Cancel
+    | Finish
+    | Ping
+    | Report
+    | Hint
+    | Unhint
 )
 SidecarFrame = (
     Welcome

@@ -1,0 +1,224 @@
+"""Hints: a request is on its way; bring what it may read nearer.
+
+Rules:
+- A hint comes from an engine's scheduler, or from a gateway, which is no engine: it greets with a
+  token of its own, may send `Hint` and `Unhint`, and nothing else.
+- A hint is judged like an `Open`, with the same checks in the same order, and put on record as a
+  hint. Whatever comes of it, nothing is answered; the `Open` that follows is judged again in
+  full. All that a hint can do is move ciphertext from NVMe into host memory.
+- A hint is fenced like a request. It ends with `Unhint`, with its connection, when its request is
+  long overdue, or when another of the same name takes its place.
+- Hints never make an `Open` wait: beyond so many at once, or so many that are alive, a hint is
+  dropped, and counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+
+from sidecar.connection import Connection, SessionOver, end_session
+from sidecar.invalidation import LiveRequest, LiveRequests
+from sidecar.judge import EngineFacts, Judge
+from sidecar.prefetch import Prefetcher
+from sidecar.request import (
+    Cancelled,
+    Denied,
+    FencedOff,
+    Finished,
+    Judged,
+    Opened,
+    Prompt,
+    Request,
+)
+from storage.block import BlockAddress
+from strongroom.clock import Clock
+from strongroom.errors import ProtocolViolation
+from strongroom.limits import REQUEST_ID_CHARS_MAX
+from strongroom.wire.frames import EngineFrame, Hint, Open, Unhint
+
+_MS = 1_000_000
+_NO_PROMPT = Prompt(b"", b"", "")
+
+Facts = Callable[[], EngineFacts | None]
+"""What the engine is at this moment; None while it is not connected."""
+
+
+@dataclass(frozen=True, slots=True)
+class HintLimits:
+    """See `SidecarSettings`."""
+
+    alive_max: int
+    judged_max: int
+    """Of one connection, at once."""
+    overdue_ns: int
+    """A hint is forgotten so long after its expected start."""
+
+
+@dataclass(slots=True)
+class HintCounts:
+    """Since start."""
+
+    taken: int = 0
+    dropped: int = 0
+    """Too many at once, or no such engine."""
+    denied: int = 0
+    begun: int = 0
+    """A prefetch was planned."""
+
+
+@dataclass(frozen=True, slots=True)
+class HintDesk:
+    """What the hints of every connection share."""
+
+    judge: Judge
+    prefetcher: Prefetcher
+    live: LiveRequests
+    clock: Clock
+    limits: HintLimits
+    counts: HintCounts = field(default_factory=HintCounts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Hinted:
+    request: Request
+    forget_ns: int
+
+
+class Hints:
+    """The hints of one connection. Leave with `close`."""
+
+    def __init__(self, desk: HintDesk, facts: Facts) -> None:
+        self._desk = desk
+        self._facts = facts
+        self._alive: dict[str, _Hinted] = {}
+        self._judging = 0
+        desk.live.add(self._live)
+
+    def __len__(self) -> int:
+        return len(self._alive)
+
+    def take(self, frame: Hint, tasks: asyncio.TaskGroup) -> None:
+        """Judge the hint as a task of its connection; never waits."""
+        if not 0 < len(frame.hint) <= REQUEST_ID_CHARS_MAX:
+            raise ProtocolViolation(
+                "a hint's name is empty or too long", field="hint", limit=REQUEST_ID_CHARS_MAX
+            )
+        desk, now = self._desk, self._desk.clock()
+        desk.counts.taken += 1
+        self._forget_overdue(now)
+        self.drop(frame.hint)
+        limits = desk.limits
+        if (
+            not frame.hint.isprintable()
+            or len(self._alive) >= limits.alive_max
+            or self._judging >= limits.judged_max
+        ):
+            desk.counts.dropped += 1
+            return
+        start_ns = max(0, frame.start_in_ms) * _MS
+        request = Request(frame.hint)
+        self._alive[frame.hint] = _Hinted(request, now + start_ns + limits.overdue_ns)
+        self._judging += 1
+        judging = tasks.create_task(self._judge(request, frame, now + start_ns), name="hint")
+        judging.add_done_callback(self._judged)
+
+    def drop(self, name: str) -> None:
+        """The request will not come."""
+        hinted = self._alive.pop(name, None)
+        if hinted is not None:
+            hinted.request.cancel(self._desk.clock())
+
+    def close(self) -> None:
+        """The connection is over, and so is every hint that it gave."""
+        for name in tuple(self._alive):
+            self.drop(name)
+        self._desk.live.remove(self._live)
+
+    async def _judge(self, request: Request, frame: Hint, start_ns: int) -> None:
+        desk, facts = self._desk, self._facts()
+        if facts is None:
+            desk.counts.dropped += 1
+            self._forget(request)
+            return
+        opened = Open(
+            frame.hint, frame.grant, frame.salt, frame.tokens, frame.adapter, frame.extras
+        )
+        await desk.judge.judge(request, opened, facts, kind="hint")
+        match request.state:
+            case Judged() as judged:
+                # What is kept of a hint is what a fence needs.
+                request.state = replace(judged, prompt=_NO_PROMPT)
+                self._begin(request, judged, facts, start_ns)
+            case Denied():
+                desk.counts.denied += 1
+                self._forget(request)
+            case Opened() | Finished() | Cancelled() | FencedOff():
+                self._forget(request)
+
+    def _begin(self, request: Request, judged: Judged, facts: EngineFacts, start_ns: int) -> None:
+        desk = self._desk
+        request.prefetch = desk.prefetcher.begin(
+            judged.grant.jti,
+            request.fence,
+            addresses_of(judged, facts),
+            start_in_ns=max(0, start_ns - desk.clock()),
+        )
+        desk.counts.begun += request.prefetch is not None
+
+    def _judged(self, _: asyncio.Task[None]) -> None:
+        self._judging -= 1
+
+    def _forget(self, request: Request) -> None:
+        found = self._alive.get(request.name)
+        if found is not None and found.request is request:
+            del self._alive[request.name]
+
+    def _forget_overdue(self, now_ns: int) -> None:
+        for name, hinted in tuple(self._alive.items()):
+            if hinted.forget_ns > now_ns:
+                continue
+            self.drop(name)
+
+    def _live(self) -> Iterable[LiveRequest]:
+        """For an invalidation; nobody is told that a hint was fenced."""
+        for hinted in tuple(self._alive.values()):
+            yield LiveRequest(hinted.request, _tell_nobody)
+
+
+class GatewaySession:
+    """`Hint` and `Unhint` of a gateway, for one engine."""
+
+    def __init__(self, desk: HintDesk, facts: Facts, connection: Connection) -> None:
+        self._connection = connection
+        self._hints = Hints(desk, facts)
+
+    async def serve(self) -> None:
+        """Until the connection ends; then its hints do."""
+        try:
+            async with asyncio.TaskGroup() as self._tasks:
+                await self._connection.serve(self._handle)
+                end_session()
+        except* SessionOver:
+            pass
+        finally:
+            self._hints.close()
+
+    async def _handle(self, frame: EngineFrame) -> None:
+        match frame:
+            case Hint():
+                self._hints.take(frame, self._tasks)
+            case Unhint(name):
+                self._hints.drop(name)
+            case _:
+                raise ProtocolViolation("not a gateway's frame", field="frame")
+
+
+def addresses_of(judged: Judged, facts: EngineFacts) -> list[BlockAddress]:
+    """Every rank's shard of what was hit, in the order in which a load reads."""
+    return [BlockAddress(block.block, rank) for block in judged.hit for rank in facts.ranks]
+
+
+def _tell_nobody() -> None:
+    """No engine knows of the hint."""
