@@ -5,12 +5,14 @@ PYTHON ?= python3
 PIP_FLAGS ?= --quiet --disable-pip-version-check
 APP := .venv
 ENGINE := .venv-engine
+PEERS := build/peers
+TOOLS := build/tools
 MODEL := build/models/smollm2-135m-f32
 ENGINE_SOURCES := $(shell find strongroom packaging/engine -name '*.py' -o -name 'pyproject.toml' -path 'packaging/*')
 SAY = @printf '\n\033[1m== %s\033[0m\n'
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench soak serve up setup setup-engine model coverage clean
+.PHONY: help demo test lint format bench profile peers soak serve up setup setup-engine model coverage clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,9 +38,15 @@ format: $(APP)/.ready ## Format the code and fix what can be fixed
 	$(APP)/bin/ruff format .
 	$(APP)/bin/ruff check --fix .
 
-bench: $(APP)/.ready ## Measure storage and socket against their limits; writes build/bench/
-	$(SAY) "bench: ratios, both sides in one run"
-	$(APP)/bin/python -m benchmarks --out build/bench
+bench: $(APP)/.ready $(ENGINE)/.ready $(MODEL)/.ready $(PEERS)/lmcache/.ready ## Measure storage, socket and engine against their limits and a peer; writes build/bench/
+	$(SAY) "bench: ratios, both sides in one run; about half an hour on an idle machine"
+	$(APP)/bin/python -m benchmarks $(ARGS)
+
+profile: $(APP)/.ready $(TOOLS)/.ready ## Flame graphs of save, restore and lookup into build/bench/, and what is not AES-GCM or I/O
+	$(SAY) "profile: py-spy on this machine's save, restore and lookup"
+	$(APP)/bin/python -m benchmarks.profile --py-spy $(TOOLS)/bin/py-spy $(ARGS)
+
+peers: $(PEERS)/lmcache/.ready ## Install the peers that the benchmarks compare with, in environments of their own
 
 soak: $(APP)/.ready $(ENGINE)/.ready $(MODEL)/.ready ## Run the long randomised suites
 	$(SAY) "soak: long suites"
@@ -82,6 +90,20 @@ $(ENGINE)/.ready: $(ENGINE)/.base $(ENGINE_SOURCES)
 $(MODEL)/.ready: packaging/engine/prepare_model.py | $(ENGINE)/.ready
 	$(SAY) "model: SmolLM2-135M-Instruct, dense float32, in $(MODEL)"
 	$(ENGINE)/bin/python packaging/engine/prepare_model.py --out $(MODEL)
+	@touch $@
+
+# The peer's own wheel names CUDA packages that it does not need here, so its needs are listed.
+$(PEERS)/lmcache/.ready: benchmarks/peers/lmcache-needs.txt
+	$(SAY) "peer: LMCache 0.5.6 in $(PEERS)/lmcache, 1.5 GB"
+	@test -x $(PEERS)/lmcache/bin/python || $(PYTHON) -m venv $(PEERS)/lmcache
+	$(PEERS)/lmcache/bin/python -m pip install $(PIP_FLAGS) --requirement benchmarks/peers/lmcache-needs.txt
+	$(PEERS)/lmcache/bin/python -m pip install $(PIP_FLAGS) --no-deps lmcache==0.5.6
+	@touch $@
+
+$(TOOLS)/.ready:
+	$(SAY) "profiler: py-spy in $(TOOLS)"
+	@test -x $(TOOLS)/bin/python || $(PYTHON) -m venv $(TOOLS)
+	$(TOOLS)/bin/python -m pip install $(PIP_FLAGS) py-spy==0.4.3
 	@touch $@
 
 clean: ## Remove the environments and everything built

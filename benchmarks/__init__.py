@@ -1,1 +1,1 @@
-"""Ratios against the hardware: ours and the reference in one run, medians with their spread."""
+"""Ratios against the hardware and the peers: ours and the reference in one run, in turn."""

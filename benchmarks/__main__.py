@@ -1,82 +1,192 @@
-"""`python -m benchmarks`: run every benchmark and write `storage.json`.
+"""`python -m benchmarks`: measure, print, judge, and write JSON and plots.
 
-A row has `name`, `value` (the ratio), `unit`, `ours` and `reference` (GB/s or microseconds,
-medians), and the spread of the ratio over the rounds. Absolute figures move with the machine;
-quote the ratios.
+Examples:
+
+  python -m benchmarks                    every suite (half an hour, on an idle machine)
+  python -m benchmarks host disk          two suites
+  python -m benchmarks --quick            the same rows with fewer rounds and smaller sets
+  python -m benchmarks lookup --rounds 3  one suite, three rounds
+  python -m benchmarks --list             what each suite measures, and what it lacks here
+
+Each row holds both sides, taken in turn in one run: quote the ratios, absolute figures move with
+the machine. docs/performance.md says how each row is taken. Rows of suites that are not run now
+stay in the file as an earlier run left them.
+
+Exit code: 0 when every bound is reached, 1 when one is missed or a suite could not run
+(--no-bounds: 0 as long as nothing breaks).
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
+import dataclasses
 import json
-import statistics
+import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from benchmarks import blocks, lookup
+from benchmarks import plots
+from benchmarks.rows import Row
+from benchmarks.scale import FULL, QUICK, TINY, Scale
+from benchmarks.suite import Bench, Suite
+from benchmarks.suites import SUITES
+
+FILE = "storage.json"
+FULL_OUT = Path("build/bench")
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One figure. `low` and `high`: the smallest and largest ratio of the rounds."""
-
-    name: str
-    value: float
-    unit: str
-    ours: float
-    reference: float
-    low: float
-    high: float
-
-
-def row(name: str, unit: str, pairs: Sequence[tuple[float, float]]) -> Row:
-    """Fold rounds of (ours, reference), taken in turn, into one row."""
-    ratios = sorted(ours / reference for ours, reference in pairs)
-    return Row(
-        name=name,
-        value=round(statistics.median(ratios), 3),
-        unit=unit,
-        ours=round(statistics.median(ours for ours, _ in pairs), 3),
-        reference=round(statistics.median(reference for _, reference in pairs), 3),
-        low=round(ratios[0], 3),
-        high=round(ratios[-1], 3),
-    )
-
-
-def main() -> None:
-    """Parse the command line, run, print and write."""
-    parser = argparse.ArgumentParser(prog="benchmarks", description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("build/bench"))
-    parser.add_argument("--rounds", type=int, default=9)
-    options = parser.parse_args()
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what was asked for; returns the exit code."""
+    options = _parser().parse_args(arguments)
     console = Console()
-    measured: dict[str, tuple[str, list[tuple[float, float]]]] = {}
-    with console.status("host and NVMe tiers against bare AES-256-GCM ..."):
-        measured |= asyncio.run(blocks.measure(options.rounds))
-    with console.status("hashing and matching a chain ..."):
-        measured |= lookup.measure(options.rounds)
-    rows = [row(name, unit, pairs) for name, (unit, pairs) in measured.items()]
-    table = Table("name", "ratio", "spread", "ours", "reference", "unit")
-    for each in rows:
+    if options.list:
+        _list(console)
+        return 0
+    chosen = [suite for suite in SUITES if not options.suites or suite.name in options.suites]
+    scale = _scale(options)
+    out = options.out or (FULL_OUT if scale.name == FULL.name else FULL_OUT / scale.name)
+    out.mkdir(parents=True, exist_ok=True)
+    rows, left_out = _run(chosen, scale, out, console)
+    console.print(_table(rows))
+    for row in rows:
+        if row.note:
+            console.print(f"[dim]{row.name}: {row.note}[/]")
+    path = out / FILE
+    _write(path, rows)
+    console.print(f"rows in {path}, one plot a suite beside it")
+    return _judge(rows, left_out, bounds=not options.no_bounds, console=console)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    names = [suite.name for suite in SUITES]
+    parser.add_argument(
+        "suites", nargs="*", metavar="SUITE", help=f"which to run: {', '.join(names)} (all)"
+    )
+    parser.add_argument("--rounds", type=int, help="rounds of each row (9; --quick: 3)")
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--quick", action="store_true", help="fewer rounds, smaller sets")
+    size.add_argument("--tiny", action="store_true", help="as the tests do: figures mean nothing")
+    parser.add_argument(
+        "--no-bounds", action="store_true", help="exit with 0 also when a bound is missed"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help="folder for results (build/bench; --quick: build/bench/quick, so that quick figures "
+        "never pass for full ones)",
+    )
+    parser.add_argument("--list", action="store_true", help="list the suites and stop")
+    return _checked(parser, names)
+
+
+def _checked(parser: argparse.ArgumentParser, names: Sequence[str]) -> argparse.ArgumentParser:
+    """Names are checked by hand: `choices` does not allow an empty list."""
+
+    def name(text: str) -> str:
+        if text not in names:
+            raise argparse.ArgumentTypeError(f"no suite {text!r}; there are: {', '.join(names)}")
+        return text
+
+    for action in parser._actions:
+        if action.dest == "suites":
+            action.type = name
+    return parser
+
+
+def _scale(options: argparse.Namespace) -> Scale:
+    scale = QUICK if options.quick else TINY if options.tiny else FULL
+    if options.rounds is None:
+        return scale
+    if options.rounds < 1:
+        sys.exit("--rounds must be at least 1")
+    return dataclasses.replace(scale, rounds=options.rounds)
+
+
+def _run(
+    chosen: Sequence[Suite], scale: Scale, out: Path, console: Console
+) -> tuple[list[Row], list[str]]:
+    """Rows, and what was left out and why."""
+    rows: list[Row] = []
+    left_out: list[str] = []
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    )  # fmt: skip
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("benchmarks", total=len(chosen))
+        for suite in chosen:
+            lacking = suite.lacks()
+            if lacking:
+                left_out.append(f"{suite.name}: {lacking}")
+                progress.advance(task)
+                continue
+
+            def say(text: str) -> None:
+                progress.update(task, description=text)
+
+            found = suite.measure(Bench(scale, out / "scratch", say))
+            plots.draw(suite.summary, found, out / f"{suite.name}.png")
+            rows += found
+            progress.advance(task)
+        progress.update(task, description="done")
+    return rows, left_out
+
+
+def _write(path: Path, rows: Sequence[Row]) -> None:
+    """Replace these rows in the file; the others stay."""
+    kept: list[dict[str, object]] = []
+    if path.exists():
+        new = {row.name for row in rows}
+        kept = [row for row in json.loads(path.read_text()) if row["name"] not in new]
+    everything = kept + [asdict(row) for row in rows]
+    path.write_text(json.dumps(everything, indent=2) + "\n")
+
+
+def _table(rows: Sequence[Row]) -> Table:
+    table = Table("row", "value", "bound", "spread", "ours", "reference", "unit")
+    table.columns[0].no_wrap = True
+    for row in rows:
+        style = "" if row.bound is None else "green" if row.ok else "bold red"
         table.add_row(
-            each.name,
-            f"{each.value:.2f}",
-            f"{each.low:.2f} to {each.high:.2f}",
-            f"{each.ours:.2f}",
-            f"{each.reference:.2f}",
-            each.unit,
+            row.name,
+            f"[{style}]{row.value:g}[/]" if style else f"{row.value:g}",
+            "" if row.bound is None else f"{row.sense} {row.bound:g}",
+            f"{row.low:g} to {row.high:g}",
+            f"{row.ours:g}",
+            f"{row.reference:g}",
+            row.unit,
         )
+    return table
+
+
+def _judge(rows: Sequence[Row], left_out: Sequence[str], *, bounds: bool, console: Console) -> int:
+    missed = [row for row in rows if not row.ok]
+    for row in missed:
+        console.print(
+            f"[bold red]missed[/] {row.name}: {row.value:g}, bound {row.sense} {row.bound:g}"
+        )
+    for reason in left_out:
+        console.print(f"[bold red]not run[/] {reason}")
+    if not missed and not left_out:
+        console.print("[green]every bound is reached[/]")
+    return 1 if bounds and (missed or left_out) else 0
+
+
+def _list(console: Console) -> None:
+    table = Table("suite", "measures", "rows", "lacks")
+    for suite in SUITES:
+        table.add_row(suite.name, suite.summary, "\n".join(suite.rows), suite.lacks())
     console.print(table)
-    options.out.mkdir(parents=True, exist_ok=True)
-    path = options.out / "storage.json"
-    path.write_text(json.dumps([asdict(each) for each in rows], indent=2) + "\n")
-    console.print(f"written to {path}")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

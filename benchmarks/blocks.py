@@ -1,123 +1,132 @@
-"""Saving and restoring blocks, against a bare loop of `encrypt_into` / `decrypt_into`.
-
-The set is larger than the caches. Both sides use the same segments and the same buffers'
-sizes; the bare side is one thread, so a ratio above 1 says that several threads were used.
-"""
+"""A set of blocks for a store: what is saved, restored, and compared with what was saved."""
 
 from __future__ import annotations
 
-import secrets
-import shutil
-import tempfile
+import asyncio
 import time
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
 
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-
+from benchmarks.bare import memory_file
+from benchmarks.scale import SEGMENTS, Scale
 from storage.block import BlockContext
-from storage.compose import MIB, StoreSettings, open_store
 from storage.fence import Fence
-from strongroom.blocks import BlockId
-from strongroom.derivation import namespace_keys
+from storage.header import record_bytes
+from storage.store import BlockStore
+from strongroom.blocks import ROOT_PARENT, BlockId
+from strongroom.derivation import NamespaceKeys, namespace_keys
 from strongroom.identity import ComponentId, NamespaceId
 
-SEGMENT_BYTES = 384 * 1024
-SEGMENTS = 30
-BLOCKS = 24
-_TAG_BYTES = 16
-
-Pairs = list[tuple[float, float]]
+TENANT: Final = ComponentId("1" * 32)
+KEYS: Final[NamespaceKeys] = namespace_keys(b"s" * 32, b"f" * 32)
+TOKENS: Final = 256
 
 
-def _context(number: int) -> BlockContext:
-    return BlockContext(
-        tenant=ComponentId("1" * 32),
-        namespace=NamespaceId("2" * 64),
-        block=BlockId(number.to_bytes(32, "big")),
-        parent=BlockId(max(0, number - 1).to_bytes(32, "big")),
-        position=(number - 1) * 256,
-        tokens=256,
-        format_digest=bytes(32),
-        layout_digest=bytes(32),
-        rank=0,
-        segment_bytes=(SEGMENT_BYTES,) * SEGMENTS,
-    )
+def namespace(number: int) -> NamespaceId:
+    """A namespace's id, the same for the same number."""
+    return NamespaceId(f"{number:064x}")
 
 
-def _bare(plain: memoryview, sealed: memoryview) -> tuple[float, float]:
-    """GB/s of bare encryption and decryption of one block's segments, over the whole set."""
-    cipher = AESGCM(secrets.token_bytes(32))
-    block = SEGMENT_BYTES * SEGMENTS
-    started = time.perf_counter()
-    for number in range(BLOCKS):
-        for index in range(SEGMENTS):
-            at = number * block + index * SEGMENT_BYTES
-            to = (number * SEGMENTS + index) * (SEGMENT_BYTES + _TAG_BYTES)
-            cipher.encrypt_into(
-                (number * SEGMENTS + index).to_bytes(12, "big"),
-                plain[at : at + SEGMENT_BYTES],
-                b"",
-                sealed[to : to + SEGMENT_BYTES + _TAG_BYTES],
-            )
-    encrypted = time.perf_counter()
-    for number in range(BLOCKS):
-        for index in range(SEGMENTS):
-            at = number * block + index * SEGMENT_BYTES
-            to = (number * SEGMENTS + index) * (SEGMENT_BYTES + _TAG_BYTES)
-            cipher.decrypt_into(
-                (number * SEGMENTS + index).to_bytes(12, "big"),
-                sealed[to : to + SEGMENT_BYTES + _TAG_BYTES],
-                b"",
-                plain[at : at + SEGMENT_BYTES],
-            )
-    decrypted = time.perf_counter()
-    total = BLOCKS * block / 1e9
-    return total / (encrypted - started), total / (decrypted - encrypted)
-
-
-async def measure(rounds: int) -> dict[str, tuple[str, Pairs]]:
-    """Rounds of ours and bare, in turn."""
-    block = SEGMENT_BYTES * SEGMENTS
-    plain = memoryview(bytearray(secrets.token_bytes(block) * BLOCKS))
-    sealed = memoryview(bytearray(BLOCKS * SEGMENTS * (SEGMENT_BYTES + _TAG_BYTES)))
-    saves: Pairs = []
-    loads: Pairs = []
-    disk: Pairs = []
-    keys = namespace_keys(secrets.token_bytes(32), bytes(32))
-    for _ in range(rounds):
-        folder = Path(tempfile.mkdtemp(prefix="strongroom-bench-", dir=Path.cwd() / "build"))
-        settings = StoreSettings(
-            host_bytes=2 * BLOCKS * (block + MIB),
-            nvme_path=folder / "nvme",
-            nvme_bytes=1024 * MIB,
-            region_bytes=128 * MIB,
+def chain(count: int, segment_bytes: tuple[int, ...], room: int = 1) -> list[BlockContext]:
+    """`count` blocks, each the next one's parent, in namespace number `room`."""
+    ids = [ROOT_PARENT, *(_block(room, number) for number in range(1, count + 1))]
+    return [
+        BlockContext(
+            tenant=TENANT,
+            namespace=namespace(room),
+            block=ids[number],
+            parent=ids[number - 1],
+            position=(number - 1) * TOKENS,
+            tokens=TOKENS,
+            format_digest=b"f" * 32,
+            layout_digest=b"l" * 32,
+            rank=0,
+            segment_bytes=segment_bytes,
         )
-        total = BLOCKS * block / 1e9
-        async with open_store(settings) as store:
-            started = time.perf_counter()
-            for number in range(BLOCKS):
-                part = plain[number * block : (number + 1) * block]
-                await store.save(_context(number + 1), keys, part, Fence())
-            saved = total / (time.perf_counter() - started)
-            await store.flush()
-            started = time.perf_counter()
-            for number in range(BLOCKS):
-                part = plain[number * block : (number + 1) * block]
-                await store.load(_context(number + 1), keys, part, Fence())
-            loaded = total / (time.perf_counter() - started)
-        async with open_store(settings) as store:
-            started = time.perf_counter()
-            for number in range(BLOCKS):
-                part = plain[number * block : (number + 1) * block]
-                await store.load(_context(number + 1), keys, part, Fence())
-            restored = total / (time.perf_counter() - started)
-        shutil.rmtree(folder)
-        encrypts, decrypts = _bare(plain, sealed)
-        saves.append((saved, encrypts))
-        loads.append((loaded, decrypts))
-        disk.append((restored, decrypts))
-    return {
-        "host_save_vs_gcm": ("GB/s", saves),
-        "host_restore_vs_gcm": ("GB/s", loads),
-        "nvme_restore_vs_gcm": ("GB/s", disk),
-    }
+        for number in range(1, count + 1)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSet:
+    """`set_bytes` of plaintext, block after block, in staging memory and beside it as it was."""
+
+    contexts: Sequence[BlockContext]
+    staging: memoryview
+    original: memoryview
+
+    @classmethod
+    def make(cls, scale: Scale, set_bytes: int | None = None, room: int = 1) -> BlockSet:
+        """A set of whole blocks of `SEGMENTS` segments."""
+        wanted = scale.set_bytes if set_bytes is None else set_bytes
+        count = max(1, wanted // scale.block_bytes)
+        contexts = chain(count, (scale.segment_bytes,) * SEGMENTS, room)
+        staging = memoryview(memory_file(count * scale.block_bytes))
+        return cls(contexts, staging, memoryview(bytes(staging)))
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.staging)
+
+    @property
+    def record_bytes(self) -> int:
+        """Bytes of every record together, as a tier holds them."""
+        return sum(record_bytes(context.segment_bytes) for context in self.contexts)
+
+    def moved_to(self, room: int) -> BlockSet:
+        """The same bytes as blocks of another namespace."""
+        contexts = chain(len(self.contexts), self.contexts[0].segment_bytes, room)
+        return BlockSet(contexts, self.staging, self.original)
+
+    def part(self, number: int) -> memoryview:
+        """The plaintext of one block."""
+        size = self.contexts[0].plaintext_bytes
+        return self.staging[number * size : (number + 1) * size]
+
+    def blank(self) -> None:
+        """Overwrite staging, so that what is read next was restored."""
+        self.staging[:] = bytes(self.nbytes)
+
+    def check(self) -> None:
+        """Raise unless staging holds what was saved."""
+        if self.staging != self.original:
+            raise AssertionError("what was restored is not what was saved")
+
+    async def save(self, store: BlockStore) -> float:
+        """Save all, one after the other; GB/s."""
+        fence = Fence()
+        started = time.perf_counter()
+        for number, context in enumerate(self.contexts):
+            await store.save(context, KEYS, self.part(number), fence)
+        return self._speed(started)
+
+    async def restore(self, store: BlockStore) -> float:
+        """Restore all, one after the other, as a load does; GB/s."""
+        fence = Fence()
+        started = time.perf_counter()
+        for number, context in enumerate(self.contexts):
+            await store.load(context, KEYS, self.part(number), fence)
+        return self._speed(started)
+
+    async def restore_ahead(self, store: BlockStore, depth: int) -> float:
+        """Restore all with `depth` blocks under way at once; GB/s."""
+        fence = Fence()
+        limit = asyncio.Semaphore(depth)
+
+        async def one(number: int, context: BlockContext) -> None:
+            async with limit:
+                await store.load(context, KEYS, self.part(number), fence)
+
+        started = time.perf_counter()
+        async with asyncio.TaskGroup() as tasks:
+            for number, context in enumerate(self.contexts):
+                tasks.create_task(one(number, context))
+        return self._speed(started)
+
+    def _speed(self, started: float) -> float:
+        return self.nbytes / (time.perf_counter() - started) / 1e9
+
+
+def _block(room: int, number: int) -> BlockId:
+    return BlockId(room.to_bytes(16, "big") + number.to_bytes(16, "big"))

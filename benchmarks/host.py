@@ -1,0 +1,109 @@
+"""Host tier: saving and restoring against bare AES-GCM and a plain copy of the same set."""
+
+from __future__ import annotations
+
+import statistics
+from contextlib import AsyncExitStack
+
+import uvloop
+
+from benchmarks.bare import BareSet
+from benchmarks.blocks import BlockSet, namespace
+from benchmarks.rows import Row, ratio
+from benchmarks.scale import Scale, cores
+from benchmarks.suite import Bench, Suite
+from storage.compose import MIB, StoreSettings, open_store
+from storage.store import BlockStore
+
+_SMALL_REPEATS = 8
+"""One small set is too quick to time once."""
+
+
+def host_settings(scale: Scale, threads: int, sets: int = 1) -> StoreSettings:
+    """A store without a disk, with room for `sets` working sets."""
+    return StoreSettings(
+        host_bytes=sets * scale.set_bytes * 3 // 2 + 64 * MIB,
+        crypto_threads=threads,
+    )
+
+
+def measure(bench: Bench) -> list[Row]:
+    """Every row of the suite."""
+    return uvloop.run(_measure(bench))
+
+
+async def _measure(bench: Bench) -> list[Row]:
+    scale = bench.scale
+    restores: list[tuple[float, float]] = []
+    copies: list[tuple[float, float]] = []
+    saves: list[tuple[float, float]] = []
+    small: list[tuple[float, float]] = []
+    bare_small: list[float] = []
+    bench.say("host: making the sets")
+    whole = BlockSet.make(scale)
+    few = BlockSet.make(scale, scale.small_set_bytes, room=2)
+    async with AsyncExitStack() as stack:
+        bare = stack.enter_context(BareSet(scale.set_bytes, scale.segment_bytes, cores()))
+        cached = stack.enter_context(BareSet(scale.small_set_bytes, scale.segment_bytes, 2))
+        one, two, every = [
+            await stack.enter_async_context(open_store(host_settings(scale, threads, sets)))
+            for threads, sets in ((1, 3), (2, 1), (cores(), 2))
+        ]
+        for store, block_set in ((one, whole), (one, few), (two, few), (every, whole)):
+            await block_set.save(store)
+        await _warm_up(whole, one)
+        for number in bench.rounds("host"):
+            saves.append((await _save_once(whole, one, 100 + number), bare.encrypt()))
+            whole.blank()
+            restores.append((await whole.restore(one), bare.decrypt()))
+            whole.check()
+            copies.append((await whole.restore(every), bare.copy()))
+            small.append((await _repeated(few, two), await _repeated(few, one)))
+            bare_small.append(_bare_repeated(cached, 2) / _bare_repeated(cached, 1))
+    gain = statistics.median(bare_small)
+    return [
+        ratio("host_restore_vs_gcm", "GB/s", restores),
+        ratio("host_restore_vs_memcpy", "GB/s", copies),
+        ratio(
+            "host_restore_small_set_2_threads",
+            "GB/s",
+            small,
+            note=f"bare decrypt_into gains {gain:.2f} from a second thread in the same rounds",
+        ),
+        ratio("host_save_vs_gcm", "GB/s", saves),
+    ]
+
+
+async def _warm_up(whole: BlockSet, store: BlockStore) -> None:
+    """Touch the room that saves will use: a page's first touch is the kernel's time, not ours."""
+    await _save_once(whole, store, 99)
+    await _save_once(whole, store, 98)
+
+
+async def _save_once(whole: BlockSet, store: BlockStore, room: int) -> float:
+    """Save the set as new blocks and take them away again, outside the clock."""
+    speed = await whole.moved_to(room).save(store)
+    store.retire([namespace(room)])
+    await store.reclaim()
+    return speed
+
+
+async def _repeated(few: BlockSet, store: BlockStore) -> float:
+    return statistics.median([await few.restore(store) for _ in range(_SMALL_REPEATS)])
+
+
+def _bare_repeated(cached: BareSet, threads: int) -> float:
+    return statistics.median([cached.decrypt(threads) for _ in range(_SMALL_REPEATS)])
+
+
+SUITE = Suite(
+    name="host",
+    summary="host tier to staging and back, against bare AES-GCM and a plain copy",
+    rows=(
+        "host_restore_vs_gcm",
+        "host_restore_vs_memcpy",
+        "host_restore_small_set_2_threads",
+        "host_save_vs_gcm",
+    ),
+    measure=measure,
+)

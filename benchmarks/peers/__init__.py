@@ -1,0 +1,1 @@
+"""Scripts that the peers' own interpreters run. They import nothing of ours."""

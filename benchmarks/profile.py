@@ -1,0 +1,143 @@
+"""`python -m benchmarks.profile`: where the time of save and restore goes, by py-spy.
+
+For each path one flame graph (`profile-PATH.svg`) and the folded stacks behind it
+(`profile-PATH.txt`), and a table: the share of busy time inside AES-GCM, inside reads and writes,
+and outside both, with the places where the rest is spent. `make profile` installs py-spy.
+
+A sample counts where its innermost Python line is: inside AES-GCM when that line calls
+`encrypt_into` or `decrypt_into`, inside I/O when it calls `preadv` or `pwritev` or syncs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import linecache
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.lookup import environment
+from benchmarks.profile_target import TARGETS
+from benchmarks.suite import ROOT
+
+CRYPTO: Final = ("encrypt_into", "decrypt_into")
+IO: Final = ("preadv", "pwritev", "fdatasync", "fsync")
+WAITING: Final = ("_worker (concurrent/futures/thread.py", "wait (threading.py")
+"""Threads that wait for work: py-spy takes some of them for busy."""
+SETTING_UP: Final = ("make (benchmarks/blocks.py", "memory_file (benchmarks/bare.py")
+RATE: Final = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Of the busy samples. `rest` names where what is neither AES-GCM nor I/O is spent."""
+
+    samples: int
+    crypto: float
+    io: float
+    rest: Sequence[tuple[str, float]]
+
+    @property
+    def outside(self) -> float:
+        return 1.0 - self.crypto - self.io
+
+
+def shares(folded: Iterable[str]) -> Shares:
+    """Count folded stacks, one `frame;frame;... count` a line."""
+    kinds: Counter[str] = Counter()
+    rest: Counter[str] = Counter()
+    for line in folded:
+        stack, _, count = line.rpartition(" ")
+        frames = stack.split(";")
+        if any(frame.startswith(SETTING_UP) for frame in frames):
+            continue
+        if frames[-1].startswith(WAITING):
+            continue
+        kind = _kind(frames[-1])
+        kinds[kind] += int(count)
+        if kind == "rest":
+            rest[frames[-1]] += int(count)
+    total = sum(kinds.values()) or 1
+    return Shares(
+        samples=sum(kinds.values()),
+        crypto=kinds["crypto"] / total,
+        io=kinds["io"] / total,
+        rest=[(frame, count / total) for frame, count in rest.most_common(12)],
+    )
+
+
+def _kind(frame: str) -> str:
+    """Of a frame `name (file:line)`."""
+    place = frame.rpartition(" (")[2].rstrip(")")
+    file, _, number = place.rpartition(":")
+    if not number.isdigit():
+        return "rest"
+    path = ROOT / file if not file.startswith("/") else Path(file)
+    text = linecache.getline(str(path), int(number))
+    if any(name in text for name in CRYPTO):
+        return "crypto"
+    return "io" if any(name in text for name in IO) else "rest"
+
+
+def record(py_spy: Path, what: str, seconds: float, out: Path) -> Shares:
+    """Profile one path twice: the picture, and the stacks that are counted."""
+    stacks = out / f"profile-{what}.txt"
+    for form, path in (("raw", stacks), ("flamegraph", out / f"profile-{what}.svg")):
+        with tempfile.TemporaryDirectory(prefix="profile-", dir=out) as folder:
+            command = [
+                str(py_spy), "record", "--format", form, "--rate", str(RATE), "--threads",
+                "--output", str(path), "--", sys.executable, "-m", "benchmarks.profile_target",
+                what, str(seconds), folder,
+            ]  # fmt: skip
+            subprocess.run(command, check=True, cwd=ROOT, env=environment(), capture_output=True)
+    return shares(stacks.read_text().splitlines())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Profile, write, print."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.profile",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("paths", nargs="*", help=f"which: {', '.join(TARGETS)} (all)")
+    parser.add_argument("--py-spy", type=Path, default=Path("build/tools/bin/py-spy"))
+    parser.add_argument("--seconds", type=float, default=8.0, help="of each path (8)")
+    parser.add_argument("--out", type=Path, default=Path("build/bench"))
+    options = parser.parse_args(arguments)
+    unknown = set(options.paths) - set(TARGETS)
+    if unknown:
+        parser.error(f"no path {', '.join(sorted(unknown))}; there are: {', '.join(TARGETS)}")
+    console = Console()
+    if not options.py_spy.exists():
+        console.print(f"[bold red]{options.py_spy} is not there[/]: make profile installs it")
+        return 1
+    options.out.mkdir(parents=True, exist_ok=True)
+    for what in options.paths or TARGETS:
+        with console.status(f"{what}: {2 * options.seconds:.0f} seconds ..."):
+            found = record(options.py_spy, what, options.seconds, options.out.absolute())
+        console.print(_table(what, found))
+    console.print(f"flame graphs and stacks in {options.out}/profile-*")
+    return 0
+
+
+def _table(what: str, found: Shares) -> Table:
+    table = Table("where", "share of busy time", title=f"{what} ({found.samples} samples)")
+    table.add_row("AES-GCM", f"{found.crypto:.1%}")
+    table.add_row("reads and writes", f"{found.io:.1%}")
+    table.add_row("[bold]outside both", f"[bold]{found.outside:.1%}")
+    for frame, share in found.rest:
+        table.add_row(f"  {frame}", f"{share:.1%}")
+    return table
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,66 @@
+"""What is profiled: one path, over and over, for some seconds.
+
+python -m benchmarks.profile_target save|restore|disk SECONDS FOLDER
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import uvloop
+
+from benchmarks.blocks import BlockSet, namespace
+from benchmarks.host import host_settings
+from benchmarks.lmcache import disk_settings, restore_from_disk
+from benchmarks.scale import FULL, cores
+from storage.compose import open_store
+
+
+async def save(block_set: BlockSet, going: Callable[[], bool], _: Path) -> None:
+    """Seal the set as new blocks, and make room again."""
+    async with open_store(host_settings(FULL, cores(), 3)) as store:
+        room = 100
+        while going():
+            room += 1
+            await block_set.moved_to(room).save(store)
+            store.retire([namespace(room)])
+            await store.reclaim()
+
+
+async def restore(block_set: BlockSet, going: Callable[[], bool], _: Path) -> None:
+    """Open the set from the host tier."""
+    async with open_store(host_settings(FULL, cores(), 2)) as store:
+        await block_set.save(store)
+        while going():
+            await block_set.restore(store)
+
+
+async def disk(block_set: BlockSet, going: Callable[[], bool], folder: Path) -> None:
+    """Open the set from the disk, with an empty host tier each time."""
+    settings = disk_settings(FULL, folder)
+    async with open_store(settings) as store:
+        await block_set.save(store)
+        await store.flush()
+    while going():
+        async with open_store(settings) as store:
+            await restore_from_disk(block_set, store)
+
+
+TARGETS: dict[str, Callable[[BlockSet, Callable[[], bool], Path], Awaitable[None]]] = {
+    "save": save,
+    "restore": restore,
+    "disk": disk,
+}
+
+
+async def main(what: str, seconds: float, folder: Path) -> None:
+    """Run one target; it is told to stop after `seconds`."""
+    until = time.monotonic() + seconds
+    await TARGETS[what](BlockSet.make(FULL), lambda: time.monotonic() < until, folder)
+
+
+if __name__ == "__main__":
+    uvloop.run(main(sys.argv[1], float(sys.argv[2]), Path(sys.argv[3])))

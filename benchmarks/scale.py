@@ -1,0 +1,96 @@
+"""How much is measured: full, quick, or tiny (for the tests, whose figures mean nothing)."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Final
+
+MIB: Final = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Sizes of every suite. Counts are a round's, unless the name says otherwise."""
+
+    name: str
+    rounds: int
+    set_bytes: int
+    """The working set of host and disk rows."""
+    segment_bytes: int
+    small_set_bytes: int
+    """A set that stays inside the caches, ciphertext and plaintext together twice this."""
+    lookups: int
+    records: int
+    """Resident blocks that stand for a million."""
+    records_few: int
+    revoked: int
+    """Resident blocks that stand for a hundred thousand."""
+    revoked_few: int
+    engine_pairs: int
+    engine_tokens: int
+
+    @property
+    def region_bytes(self) -> int:
+        """A region of the NVMe tier that holds many blocks, and of which there are many."""
+        return max(8 * self.block_bytes, self.set_bytes // 4)
+
+    @property
+    def block_bytes(self) -> int:
+        return SEGMENTS * self.segment_bytes
+
+    @property
+    def blocks(self) -> int:
+        return self.set_bytes // self.block_bytes
+
+
+SEGMENTS: Final = 4
+"""Segments a block."""
+
+FULL: Final = Scale(
+    name="full",
+    rounds=9,
+    set_bytes=256 * MIB,
+    segment_bytes=MIB,
+    small_set_bytes=8 * MIB,
+    lookups=1000,
+    records=1_000_000,
+    records_few=1000,
+    revoked=100_000,
+    revoked_few=100,
+    engine_pairs=30,
+    engine_tokens=64,
+)
+QUICK: Final = Scale(
+    name="quick",
+    rounds=3,
+    set_bytes=256 * MIB,
+    segment_bytes=MIB,
+    small_set_bytes=8 * MIB,
+    lookups=300,
+    records=50_000,
+    records_few=1000,
+    revoked=10_000,
+    revoked_few=100,
+    engine_pairs=6,
+    engine_tokens=32,
+)
+TINY: Final = Scale(
+    name="tiny",
+    rounds=1,
+    set_bytes=4 * MIB,
+    segment_bytes=256 * 1024,
+    small_set_bytes=2 * MIB,
+    lookups=5,
+    records=500,
+    records_few=50,
+    revoked=200,
+    revoked_few=20,
+    engine_pairs=1,
+    engine_tokens=4,
+)
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return max(1, len(os.sched_getaffinity(0)))

@@ -1,0 +1,169 @@
+"""Each suite runs in a tiny mode: names, fields and files are checked, speed is not."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from benchmarks import engine, profile
+from benchmarks.__main__ import main
+from benchmarks.rows import BOUNDS, Row, Sense, absolute, folded, ratio
+from benchmarks.suite import Suite
+from benchmarks.suites import SUITES
+
+PROMISED = {
+    "host_restore_vs_gcm": ">= 0.9",
+    "host_restore_vs_memcpy": ">= 0.85",
+    "host_restore_small_set_2_threads": ">= 1.7",
+    "host_save_vs_gcm": ">= 0.85",
+    "host_restore_vs_lmcache_plain": ">= 0.9",
+    "disk_restore_vs_lmcache_encrypted": ">= 2",
+    "disk_restore_vs_lmcache_encrypted_warm": ">= 1",
+    "nvme_read_vs_fio": ">= 0.85",
+    "nvme_write_vs_fio": ">= 0.85",
+    "lookup_32k_tokens_us_p50": "<= 600",
+    "lookup_32k_tokens_us_p99_loaded": "<= 3000",
+    "engine_overhead": ">= 0.97",
+    "revoke_scaling": "<= 3",
+    "recovery_1m_s": "<= 60",
+    "recovery_1m_block_bytes": "<= 400",
+    "scaling": "<= 1.5",
+}
+
+
+@pytest.fixture
+def out() -> Iterator[Path]:
+    """On the checkout's file system, since some file systems have no O_DIRECT."""
+    build = Path(__file__).resolve().parents[2] / "build"
+    build.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="bench-test-", dir=build) as name:
+        yield Path(name)
+
+
+def suites() -> Iterator[object]:
+    for suite in SUITES:
+        marks = [pytest.mark.timeout(600)]
+        if suite is engine.SUITE:
+            marks.append(pytest.mark.e2e)
+        yield pytest.param(suite, id=suite.name, marks=marks)
+
+
+@pytest.mark.parametrize("suite", list(suites()))
+def test_a_suite_writes_its_rows_and_a_plot(suite: Suite, out: Path) -> None:
+    lacking = suite.lacks()
+    if lacking:
+        pytest.skip(lacking)
+    assert main([suite.name, "--tiny", "--no-bounds", "--out", str(out)]) == 0
+    rows = json.loads((out / "storage.json").read_text())
+    assert [row["name"] for row in rows] == list(suite.rows)
+    for row in rows:
+        assert set(row) == {field.name for field in fields(Row)}
+        assert row["low"] <= row["value"] <= row["high"]
+        assert row["ours"] > 0
+        assert row["reference"] > 0
+        bound = BOUNDS.get(row["name"])
+        assert row["bound"] == (None if bound is None else bound.limit)
+    assert (out / f"{suite.name}.png").read_bytes().startswith(b"\x89PNG")
+    assert not list(out.glob("scratch/*"))
+
+
+def test_every_promised_row_is_some_suites_row_with_its_bound() -> None:
+    measured = [name for suite in SUITES for name in suite.rows]
+    assert len(measured) == len(set(measured))
+    assert set(PROMISED) <= set(measured)
+    assert {n: f"{b.sense} {b.limit:g}" for n, b in BOUNDS.items()} == PROMISED
+
+
+def test_rows_of_suites_that_do_not_run_stay_as_they_were(out: Path) -> None:
+    other = {"name": "another_row", "value": 1.0}
+    stale = {"name": "nvme_read_vs_fio", "value": -1.0}
+    (out / "storage.json").write_text(json.dumps([other, stale]))
+    main(["disk", "--tiny", "--no-bounds", "--out", str(out)])
+    rows = {row["name"]: row for row in json.loads((out / "storage.json").read_text())}
+    assert rows["another_row"] == other
+    assert rows["nvme_read_vs_fio"]["value"] > 0
+
+
+def test_a_missed_bound_is_named_and_is_exit_code_1(
+    out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def suite(value: float) -> Suite:
+        row = ratio("nvme_read_vs_fio", "GB/s", [(value, 1.0)])
+        return Suite("disk", "a disk", (row.name,), lambda _: [row])
+
+    def run(value: float, *more: str) -> tuple[int, str]:
+        monkeypatch.setattr("benchmarks.__main__.SUITES", (suite(value),))
+        code = main(["disk", "--tiny", "--out", str(out), *more])
+        return code, capsys.readouterr().out
+
+    code, text = run(0.84)
+    assert code == 1
+    assert "missed nvme_read_vs_fio: 0.84, bound >= 0.85" in text
+    assert run(0.84, "--no-bounds")[0] == 0
+    code, text = run(0.86)
+    assert code == 0
+    assert "missed" not in text
+
+
+def test_a_suite_that_lacks_its_peer_is_said_and_is_exit_code_1(
+    out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    absent = Suite("peer", "a peer", (), lambda _: [], lacks=lambda: "make peers")
+    monkeypatch.setattr("benchmarks.__main__.SUITES", (absent,))
+    assert main(["--tiny", "--out", str(out)]) == 1
+    assert "not run peer: make peers" in capsys.readouterr().out
+
+
+def test_an_unknown_suite_is_refused_with_the_names_there_are(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["hots"])
+    assert stopped.value.code == 2
+    assert "no suite 'hots'; there are: host," in capsys.readouterr().err
+
+
+def test_a_ratio_is_the_median_of_ratios_and_an_absolute_row_the_median_of_ours() -> None:
+    pairs = [(1.0, 2.0), (3.0, 3.0), (9.0, 3.0)]
+    row = ratio("x", "GB/s", pairs)
+    assert (row.value, row.low, row.high, row.ours, row.reference) == (1.0, 0.5, 3.0, 3.0, 3.0)
+    assert row.ok
+    assert row.bound is None
+    assert absolute("recovery_1m_s", "s", pairs).value == 3.0
+
+
+def test_bounds_hold_on_their_own_side_and_an_excuse_is_explicit() -> None:
+    slow = [(601.0, 1.0)]
+    assert not absolute("lookup_32k_tokens_us_p50", "us", slow).ok
+    assert absolute("lookup_32k_tokens_us_p50", "us", [(600.0, 1.0)]).ok
+    assert not ratio("nvme_write_vs_fio", "GB/s", [(0.84, 1.0)]).ok
+    assert folded("nvme_write_vs_fio", "GB/s", [0.84], [(0.84, 1.0)], excused=True).ok
+    assert BOUNDS["scaling"].sense is Sense.AT_MOST
+
+
+def test_the_bootstrap_interval_holds_the_median_and_narrows_with_agreement() -> None:
+    wide = engine.bootstrap([0.9, 0.95, 1.0, 1.05, 1.1] * 6)
+    narrow = engine.bootstrap([0.99, 1.0, 1.01] * 10)
+    assert wide[0] <= 1.0 <= wide[1]
+    assert wide[1] - wide[0] >= narrow[1] - narrow[0]
+
+
+def test_a_profile_tells_encryption_and_io_from_the_rest(tmp_path: Path) -> None:
+    source = tmp_path / "path.py"
+    source.write_text("cipher.decrypt_into(a, b)\nos.preadv(f, v, 0)\nwork()\n")
+    found = profile.shares(
+        [
+            f"main (m.py:1);run ({source}:1) 60",
+            f"main (m.py:1);run ({source}:2) 20",
+            f"main (m.py:1);run ({source}:3) 20",
+            "thread;_worker (concurrent/futures/thread.py:81) 900",
+        ]
+    )
+    assert (found.samples, found.crypto, found.io) == (100, 0.6, 0.2)
+    assert found.outside == pytest.approx(0.2)
+    assert found.rest == [(f"run ({source}:3)", 0.2)]
