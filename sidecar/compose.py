@@ -17,10 +17,13 @@ from types import MappingProxyType
 import httpx
 
 from sidecar.audit import Audit
+from sidecar.breaker import Breakers, BreakerSettings
 from sidecar.clocks import NS, Clocks
 from sidecar.control_client import ControlClient, enrol, http_client
+from sidecar.events import Events, Sequence
 from sidecar.follower import Follower
 from sidecar.gate import Gate
+from sidecar.gauges import Gauges, read_gauges
 from sidecar.hello import Doorkeeper
 from sidecar.hints import HintDesk, HintLimits
 from sidecar.invalidation import Invalidation, LiveRequests
@@ -30,7 +33,9 @@ from sidecar.logstate import LogState
 from sidecar.patience import PatienceSettings
 from sidecar.prefetch import Prefetcher, PrefetchSettings
 from sidecar.prefetch_window import WindowSettings
-from sidecar.save import SavesInFlight
+from sidecar.pressure import Ladders, Pressure, SidecarLevers
+from sidecar.saves import SavesInFlight
+from sidecar.sentry import Sentry
 from sidecar.server import Server, ServerLimits, listening
 from sidecar.session import Bench, SessionLimits, Sessions
 from sidecar.settings import SidecarSettings
@@ -42,6 +47,7 @@ from sidecar.state import SidecarKeys, StateDirectory
 from sidecar.statistics import FollowerStatistics, HintStatistics, SidecarStatistics
 from sidecar.transfer import Depot, TransferTimes
 from sidecar.waste import WasteSettings
+from sidecar.watch import Sources, Tally, Watch, WatchSettings
 from storage.compose import StoreSettings, open_store
 from storage.keyring import KeyRing
 from storage.memfd import MemoryOptions
@@ -75,10 +81,34 @@ class Sidecar:
     in_flight: SavesInFlight
     prefetcher: Prefetcher
     shipper: Shipper
+    invalidation: Invalidation
+    watch: Watch
 
     async def serving_begun(self) -> None:
         """Return once the first serving lease was granted under a verified head."""
         await self.serving.first.wait()
+
+    def gauges(self) -> Gauges:
+        """What the watch looks at, now."""
+        return read_gauges(
+            self.store,
+            nvme_path=self.settings.nvme_path,
+            alive=self.keys.known() | self.invalidation.alive,
+            transfers=sum(
+                worker.transfers for found in self.sessions for worker in found.workers.values()
+            ),
+            engines=self.watch.reports.latest(),
+        )
+
+    def tally(self) -> Tally:
+        """Counters whose differences the breakers judge."""
+        prefetch = self.prefetcher.statistics()
+        return Tally(
+            prefetch_wasted=prefetch.wasted,
+            prefetch_used=prefetch.used,
+            io_errors=sum(tier.io_errors for tier in self.store.statistics().tiers),
+            violations=self.server.counts.violations,
+        )
 
     def statistics(self) -> SidecarStatistics:
         """Counters since start and gauges now."""
@@ -160,6 +190,7 @@ async def running(
                 tasks.create_task(sidecar.follower.run_fenced(), name="acks-fenced"),
                 tasks.create_task(sidecar.follower.run_reclaimed(), name="acks-reclaimed"),
                 tasks.create_task(sidecar.shipper.run(), name="audit-shipper"),
+                tasks.create_task(sidecar.watch.run(), name="watch"),
             ]
             try:
                 async with sidecar.prefetcher.running(), sidecar.server.accepting(listener):
@@ -218,14 +249,51 @@ def _build(
     invalidation = Invalidation(
         client.enrolled.sidecar, log, gate, leases, ring, store, live, rooms
     )
-    follower = Follower(client, log, invalidation, state, clocks, settings.heartbeat_timeout_s)
-    judge = Judge(client, log, gate, leases, ring, store, audit, clocks, settings.catch_up_s)
+    prefetcher = Prefetcher(StoreShelf(store), _prefetch_settings(settings), clocks.boot)
+    events = Events(Sequence(state.path).take, clocks, ring_max=settings.events_max)
+    breakers = Breakers(
+        state.path,
+        BreakerSettings(settings.breaker_cooldown_s, settings.breaker_probation_s, settings.rules),
+        events,
+        clocks,
+        invalidation.fence_requests,
+    )
+    sentry = Sentry(breakers, events)
+    invalidation.gone = sentry.gone
+    watch = Watch(
+        WatchSettings(settings.watch_interval_s, settings.pressure_limit_tokens),
+        events,
+        breakers,
+        Pressure(Ladders(), SidecarLevers(prefetcher, store), events, clocks.boot),
+        sentry,
+        clocks,
+    )
+    follower = Follower(
+        client,
+        log,
+        invalidation,
+        state,
+        clocks,
+        settings.heartbeat_timeout_s,
+        heard=sentry.heard,
+    )
+    judge = Judge(
+        client,
+        log,
+        gate,
+        leases,
+        ring,
+        store,
+        audit,
+        clocks,
+        settings.catch_up_s,
+        stance=watch.stance,
+    )
     times = TransferTimes(
         load_deadline_ns=int(settings.load_deadline_s * NS),
         fill_deadline_ns=int(settings.fill_deadline_s * NS),
         grace_ns=int(settings.staging_grace_s * NS),
     )
-    prefetcher = Prefetcher(StoreShelf(store), _prefetch_settings(settings), clocks.boot)
     hints = HintDesk(
         judge,
         prefetcher,
@@ -237,11 +305,11 @@ def _build(
             overdue_ns=int(settings.prefetch_keep_s * NS),
         ),
     )
-    in_flight = SavesInFlight()
+    in_flight = SavesInFlight(seals_max=settings.crypto_threads + 2)
     sessions = Sessions(
         Bench(
             judge,
-            Depot(store, ring, leases, gate, audit, prefetcher, clocks, times),
+            Depot(store, ring, leases, gate, audit, prefetcher, clocks, times, watch),
             in_flight,
             live,
             hints,
@@ -273,7 +341,7 @@ def _build(
         ),
         staging_wipe_s=settings.staging_wipe_s,
     )
-    return Sidecar(
+    sidecar = Sidecar(
         settings=settings,
         enrolled=client.enrolled,
         clocks=clocks,
@@ -291,6 +359,18 @@ def _build(
         in_flight=in_flight,
         prefetcher=prefetcher,
         shipper=Shipper(spool, client, settings.ship_interval_s),
+        invalidation=invalidation,
+        watch=watch,
+    )
+    watch.attach(_watch_sources(sidecar))
+    return sidecar
+
+
+def _watch_sources(sidecar: Sidecar) -> Sources:
+    return Sources(
+        gauges=sidecar.gauges,
+        tally=sidecar.tally,
+        pending_write_bytes=sidecar.store.pending_write_bytes,
     )
 
 

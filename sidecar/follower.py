@@ -80,6 +80,8 @@ class Follower:
     state: StateDirectory
     clocks: Clocks
     heartbeat_timeout_s: float
+    heard: Callable[[LogEntry], None] | None = None
+    """Told of every verified entry, before it is applied."""
     counts: FollowerCounts = field(default_factory=FollowerCounts)
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _started: asyncio.Event = field(default_factory=asyncio.Event)
@@ -218,6 +220,8 @@ class Follower:
         """Record and enforce; no `await` in here, so nothing is served in between."""
         if not self.log.check_next(entry):
             return
+        if self.heard is not None:
+            self.heard(entry)
         self.log.apply(entry, self.clocks.boot())
         effect = self.invalidation.fence(entry)
         self.counts.entries += 1

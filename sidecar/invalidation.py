@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from sidecar.control_client import ControlClient
@@ -80,6 +80,10 @@ class Effect:
             raise Unavailable("a fenced transfer has not ended") from error
 
 
+def _nobody(_: Collection[NamespaceId]) -> None:
+    """Nobody asked to be told."""
+
+
 class Invalidation:
     """Applies log entries to keys, requests and blocks."""
 
@@ -101,6 +105,10 @@ class Invalidation:
         self._ring = ring
         self._store = store
         self._requests = requests
+        self.alive: frozenset[NamespaceId] = frozenset()
+        """Stored namespaces of which the service has said that they are alive."""
+        self.gone: Callable[[Collection[NamespaceId]], None] = _nobody
+        """Told which are not."""
         self._rooms = rooms
 
     def fence(self, entry: LogEntry) -> Effect:
@@ -114,6 +122,10 @@ class Invalidation:
         self._leases.forget(namespaces)
         stopped, count = self._fence_requests(dead_only=True)
         return Effect(stopped, namespaces, count)
+
+    def fence_requests(self) -> None:
+        """Fence every request, and tell their engines; keys and leases stay."""
+        self._fence_requests(dead_only=False)
 
     def fence_everything(self) -> Effect:
         """Drop every key and fence every request: the log broke, or starts afresh."""
@@ -139,7 +151,11 @@ class Invalidation:
             batch = names[start : start + LIVENESS_BATCH]
             gone = await client.retired(batch)
             # Only what was asked about: an answer cannot retire anything else.
-            retired += self._store.retire(gone.intersection(batch))
+            dead = gone.intersection(batch)
+            self.gone(dead)
+            retired += self._store.retire(dead)
+            self.alive = (self.alive | frozenset(batch)) - dead
+        self.alive &= self._store.namespaces()
         return retired
 
     async def reclaim(self) -> Reclaimed:

@@ -13,7 +13,7 @@ Rules (DESIGN sections 3 and 6):
 from __future__ import annotations
 
 import hmac
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from policy import grants
@@ -26,6 +26,7 @@ from sidecar.leases import KeyLeases
 from sidecar.logstate import LogState
 from sidecar.reasons import Reason
 from sidecar.request import ChainedBlock, Denied, Judged, Prompt, Request
+from sidecar.stance import Stance, unrestricted
 from storage.block import BlockAddress
 from storage.keyring import KeyRing
 from storage.store import BlockStore
@@ -75,6 +76,7 @@ class Judge:
         audit: Audit,
         clocks: Clocks,
         catch_up_s: float,
+        stance: Callable[[str], Stance] = unrestricted,
     ) -> None:
         self._client = client
         self._tenants = frozenset(client.enrolled.tenants)
@@ -86,6 +88,8 @@ class Judge:
         self._audit = audit
         self._clocks = clocks
         self._catch_up_s = catch_up_s
+        self._stance = stance
+        """What is in force for an engine now."""
 
     async def judge(
         self, request: Request, opened: Open, facts: EngineFacts, *, kind: Kind = "lookup"
@@ -201,6 +205,9 @@ class Judge:
         facts: EngineFacts,
         kind: Kind,
     ) -> Judged | _No:
+        stance = self._stance(facts.engine)
+        if stance.refuses:
+            return _No(Reason.BREAKER)
         prompt = Prompt(opened.tokens, opened.extras, opened.grant)
         chain = Chain(
             facts.grid,
@@ -209,10 +216,11 @@ class Judge:
             lambda namespace: self._ring.keys(namespace, facts.format_digest),
         )
         try:
-            hit = chain.longest(lambda block: self._resident(block, facts.ranks))
+            found = chain.longest(lambda block: self._resident(block, facts.ranks))
         except Missing:
             return _No(Reason.LEASE)
-        judged = Judged(grant, prompt, hit, may_save=Operation.WRITE in grant.ops)
+        hit = tuple(block for block in found if stance.allows(block.extent.end))
+        judged = Judged(grant, prompt, hit, may_save=Operation.WRITE in grant.ops and stance.saves)
         tier = self._tier(hit, facts.ranks)
         try:
             await self._audit.record(

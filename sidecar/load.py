@@ -109,6 +109,7 @@ class LoadTransfer:
 
     async def run(self) -> None:
         """To its one final frame."""
+        began_ns = self._depot.clocks.boot()
         self._request.transfers.add(self)
         try:
             failed_at, reason = await self._release_all()
@@ -122,6 +123,16 @@ class LoadTransfer:
             failed_at, reason = self._frame.start, self._why_stopped()
         for out in self._out.values():
             self._slots.blank(out.slot)
+        self._depot.watch.load_ended(
+            self._shard.engine,
+            self._request.name,
+            self._judged.grant.tenant,
+            reason,
+            tier=self._tier,
+            tokens=max(0, failed_at - self._frame.start),
+            nbytes=self._bytes,
+            seconds=(self._depot.clocks.boot() - began_ns) / NS,
+        )
         if reason is Reason.NONE:
             self._send(LoadDone(self._frame.load, self._depot.gate.deadline_ns))
         else:
@@ -189,6 +200,8 @@ class LoadTransfer:
             # From here to the frame nothing waits: what was invalidated before is seen here.
             self._request.fence.check()
             deadline_ns = self._depot.gate.require()
+            # And once more from other sources, which never finds anything unless these fail.
+            self._depot.watch.sentry.look(self._judged.grant, loaded.tenant, loaded.namespace)
         except BaseException:
             self._slots.give_back(slot)
             raise

@@ -25,4 +25,8 @@ class Reason(StrEnum):
     PROTOCOL = "protocol"
     AUDIT = "audit"
     """No access record could be written, so nothing was served."""
+    PARENT = "parent"
+    """A block before it in its chain was not stored, so it could never match."""
     CANCELLED = "cancelled"
+    BREAKER = "breaker"
+    """A security breaker has tripped: not even the engine's own prefix cache may be used."""

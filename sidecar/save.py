@@ -3,8 +3,11 @@
 Rules:
 - Slots are given for the first blocks that are neither resident nor being saved by anybody, as
   many as staging has room for; what does not fit is counted as backpressure, and another `Save`
-  may bring it. A block's children are not saved once the block itself failed: they could
-  never match.
+  may bring it.
+- Sealing begins in chain order, several blocks at once, while the engine fills the next; a block
+  is published after its parent, and not at all once the parent failed: it could never match.
+- It may be stopped until each seal is published. Every block ends with its reason in the
+  counts, and the save in the audit, also when its connection is gone.
 - `SaveDone` is sent once, when every slot is sealed or dropped, also when the engine fills
   none by the deadline.
 - A slot returns to the free room when the engine has said `Filled`. One that it never answers
@@ -14,51 +17,38 @@ Rules:
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+import contextlib
+from collections import deque
+from functools import partial
 
 from sidecar.audit import Kind, Outcome
 from sidecar.chain import Chain
 from sidecar.clocks import NS
+from sidecar.kinds import block_kind
 from sidecar.load import Send, block_context, namespace_keys, reason_of
 from sidecar.reasons import Reason
 from sidecar.request import ChainedBlock, Judged, Request
+from sidecar.saves import (
+    BlockSave,
+    Copied,
+    Dropped,
+    Handed,
+    Present,
+    SaveEnd,
+    SavesInFlight,
+    Sealing,
+    Stored,
+)
 from sidecar.slots import Slots
 from sidecar.transfer import Depot, Shard
 from storage.block import BlockAddress
+from storage.fence import Fenced
+from storage.retention import Retention
 from storage.staging import StagingSlot
-from strongroom.blocks import Grid
-from strongroom.errors import (
-    StrongroomError,
-)
+from strongroom.blocks import ROOT_PARENT, Grid
+from strongroom.errors import Overloaded, StrongroomError
 from strongroom.wire.frames import Filled, Save, SaveDone, Slot
 from strongroom.wire.frames import Slots as SlotsFrame
-
-
-class SavesInFlight:
-    """Blocks that some connection holds a slot for: nobody else is asked to fill them."""
-
-    def __init__(self) -> None:
-        self._blocks: set[BlockAddress] = set()
-
-    def __contains__(self, address: BlockAddress) -> bool:
-        return address in self._blocks
-
-    def __len__(self) -> int:
-        return len(self._blocks)
-
-    def begin(self, address: BlockAddress) -> None:
-        self._blocks.add(address)
-
-    def end(self, address: BlockAddress) -> None:
-        self._blocks.discard(address)
-
-
-@dataclass(frozen=True, slots=True)
-class _Handed:
-    """A slot that the engine was asked to fill."""
-
-    slot: StagingSlot
-    block: ChainedBlock
 
 
 class SaveTransfer:
@@ -88,53 +78,95 @@ class SaveTransfer:
         self._depot = depot
         self._in_flight = in_flight
         self._send = send
-        self._handed: dict[int, _Handed] = {}
-        self._ready: list[_Handed] = []
-        self._claimed: set[BlockAddress] = set()
-        self._busy: StagingSlot | None = None
+        self._chain: list[BlockSave] = []
+        """The blocks that the engine was asked for, parents first."""
+        self._handed: dict[int, BlockSave] = {}
+        """Those whose slots it has not answered for, by offset."""
         self._news = asyncio.Event()
         self._stopped = False
-        self._stored = 0
-        self._bytes = 0
         self._reason = Reason.NONE
+        """Why something was not stored; the first reason there was."""
 
     async def run(self) -> bool:
         """To `SaveDone`. False when the engine left slots unanswered."""
         self._request.transfers.add(self)
         try:
-            await self._hand_out()
-            answered = await self._seal_all()
-        finally:
-            self.ended.set()
-            self._request.transfers.discard(self)
-            for address in self._claimed:
-                self._in_flight.end(address)
-        if self._stopped and self._reason is Reason.NONE:
-            fenced = self._request.is_fenced_off
-            self._reason = Reason.REVOKED if fenced else Reason.CANCELLED
-        self._send(SaveDone(self._frame.save, self._stored))
+            answered = await self._transfer()
+        except asyncio.CancelledError:
+            await self._note()  # the connection is gone, and so is whoever would read `SaveDone`
+            raise
+        self._send(SaveDone(self._frame.save, len(self._stored())))
+        self._depot.store.request_ended()
         await self._note()
         return (answered and not self._handed) or await self._answered_late()
 
     def filled(self, frame: Filled) -> None:
         """The engine is done with a slot."""
-        handed = self._handed.pop(frame.offset, None)
-        if handed is None:
+        save = self._handed.pop(frame.offset, None)
+        if save is None:
             return
-        if frame.ok and not self._stopped and not self.ended.is_set():
-            self._ready.append(handed)
+        slot = save.stage.slot
+        if save.end is None and frame.ok:
+            save.stage = Copied(slot)
         else:
-            self._slots.give_back(handed.slot)
+            self._drop(save, Reason.CANCELLED)  # the engine has no use for it any more
+            self._slots.give_back(slot)
         self._news.set()
 
     def stop(self) -> None:
-        """Zero every slot and end; what is being sealed is never published (the fence)."""
+        """Zero every slot and end; what is being sealed is never published."""
         self._stopped = True
-        for handed in (*self._handed.values(), *self._ready):
-            self._slots.blank(handed.slot)
-        if self._busy is not None:
-            self._slots.blank(self._busy)
+        for save in self._chain:
+            slot = save.stage.slot
+            if save.end is None or self._handed.get(slot.offset) is save:
+                self._slots.blank(slot)
+            self._drop(save, self._why_stopped())
         self._news.set()
+
+    def _why_stopped(self) -> Reason:
+        return Reason.REVOKED if self._request.is_fenced_off else Reason.CANCELLED
+
+    async def _transfer(self) -> bool:
+        """Everything up to the last block's end. No thread works on a slot after it."""
+        try:
+            await self._hand_out()
+            async with asyncio.TaskGroup() as seals:
+                answered = await self._seal_all(seals)
+        finally:
+            for save in self._chain:
+                self._drop(save, self._why_stopped())
+            self.ended.set()
+            self._request.transfers.discard(self)
+        if self._stopped:
+            self._because(self._why_stopped())
+        return answered
+
+    def _drop(self, save: BlockSave, reason: Reason) -> None:
+        """Give a block up, and what comes after it; nothing happens when it has ended.
+
+        Its slot is free where neither the engine nor a thread is at it.
+        """
+        if save.end is not None:
+            return
+        self._because(reason)
+        save.give_up(reason)
+        match save.stage:
+            case Copied(slot):
+                self._slots.give_back(slot)
+            case Handed() | Sealing():
+                pass
+        self._drop_after(save)
+
+    def _drop_after(self, lost: BlockSave) -> None:
+        for later in self._chain[self._chain.index(lost) + 1 :]:
+            self._drop(later, Reason.PARENT)
+
+    def _because(self, reason: Reason) -> None:
+        if self._reason in {Reason.NONE, Reason.BACKPRESSURE}:
+            self._reason = reason
+
+    def _stored(self) -> list[int]:
+        return [save.end.bytes for save in self._chain if isinstance(save.end, Stored)]
 
     async def _hand_out(self) -> None:
         slots: list[Slot] = []
@@ -142,21 +174,23 @@ class SaveTransfer:
             await self._depot.leases.ensure(self._judged.prompt.grant, self._judged.grant)
             self._request.fence.check()
             self._depot.gate.require()
+            if not self._depot.watch.may_swap_out(self._shard.engine):
+                raise Overloaded("no new swap-outs now")
             for block in self._wanted():
                 context = block_context(self._judged, block, self._shard)
                 slot = await self._room(context.plaintext_bytes)
                 if slot is None:
-                    self._reason = Reason.BACKPRESSURE
+                    self._because(Reason.BACKPRESSURE)
                     break
                 if context.address in self._in_flight:
                     self._slots.give_back(slot)  # somebody came first while room was made
                     continue
-                self._in_flight.begin(context.address)
-                self._claimed.add(context.address)
-                self._handed[slot.offset] = _Handed(slot, block)
+                save = self._in_flight.claim(block, context, slot)
+                self._chain.append(save)
+                self._handed[slot.offset] = save
                 slots.append(Slot(block.extent.start, block.extent.end, slot.offset))
         except StrongroomError as error:
-            self._reason = reason_of(error)
+            self._because(reason_of(error))
         self._send(SlotsFrame(self._frame.save, tuple(slots)))
 
     async def _room(self, nbytes: int) -> StagingSlot | None:
@@ -182,80 +216,113 @@ class SaveTransfer:
                 wanted.append(block)
         return wanted
 
-    async def _seal_all(self) -> bool:
+    async def _seal_all(self, seals: asyncio.TaskGroup) -> bool:
+        """Begin to seal block after block; false when the engine did not fill them in time."""
         until_ns = self._depot.clocks.boot() + self._depot.times.fill_deadline_ns
-        while (self._handed or self._ready) and not self._stopped:
-            if self._ready:
-                await self._seal(self._ready.pop(0))
-                continue
+        waiting = deque(self._chain)
+        before: BlockSave | None = None
+        while True:
+            while waiting and (waiting[0].end is not None or isinstance(waiting[0].stage, Copied)):
+                save = waiting.popleft()
+                if save.end is None:
+                    seals.create_task(self._seal(save, before), name="seal")
+                    before = save
+            if self._stopped or not (waiting or self._handed):
+                return True
             now = self._depot.clocks.boot()
             if now >= until_ns:
-                self._reason = Reason.EXPIRED
+                for save in waiting:
+                    self._drop(save, Reason.EXPIRED)
                 return False
-            self._news.clear()
-            try:
-                async with asyncio.timeout((until_ns - now) / NS + 0.001):
-                    await self._news.wait()
-            except TimeoutError:
-                continue
-        for handed in self._ready:
-            self._slots.give_back(handed.slot)
-        self._ready.clear()
-        return True
+            await self._news_until(until_ns - now)
 
-    async def _seal(self, handed: _Handed) -> None:
+    async def _news_until(self, left_ns: int) -> None:
+        self._news.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(left_ns / NS + 0.001):
+                await self._news.wait()
+
+    async def _seal(self, save: BlockSave, before: BlockSave | None) -> None:
         """Seal and publish one block; a refusal is counted, and is no harm to the engine."""
-        self._busy = handed.slot
-        try:
-            if self._reason is Reason.NONE or self._reason is Reason.BACKPRESSURE:
-                await self._store(handed)
-        except StrongroomError as error:
-            self._reason = reason_of(error)
-        finally:
-            self._busy = None
-            self._slots.give_back(handed.slot)
+        async with self._in_flight.seals:
+            if save.end is not None:
+                return
+            slot = save.stage.slot
+            save.stage = Sealing(slot)
+            end: SaveEnd = Dropped(self._why_stopped())
+            try:
+                end = await self._store(save, before)
+            except StrongroomError as error:
+                end = Dropped(save.given_up or reason_of(error))
+            finally:
+                self._slots.give_back(slot)
+                save.finish(end)
+                if isinstance(end, Dropped):
+                    self._because(end.reason)
+                    self._drop_after(save)
+                self._news.set()
 
-    async def _store(self, handed: _Handed) -> None:
+    async def _store(self, save: BlockSave, before: BlockSave | None) -> SaveEnd:
         self._depot.gate.require()
         self._request.fence.check()
-        context = block_context(self._judged, handed.block, self._shard)
-        keys = namespace_keys(self._depot, handed.block, self._shard)
-        with self._slots.bytes_of(handed.slot) as staging:
-            saved = await self._depot.store.save(context, keys, staging, self._request.fence)
-        if saved.stored:
-            self._stored += 1
-            self._bytes += saved.bytes
+        keys = namespace_keys(self._depot, save.block, self._shard)
+        kind = block_kind(self._judged.grant.spans, save.block.extent.span)
+        with self._slots.bytes_of(save.stage.slot) as staging:
+            saved = await self._depot.store.save(
+                save.context,
+                keys,
+                staging,
+                self._request.fence,
+                Retention.of(kind),
+                partial(self._in_turn, save, before),
+            )
+        return Stored(saved.bytes) if saved.stored else Present()
+
+    async def _in_turn(self, save: BlockSave, before: BlockSave | None) -> None:
+        """Sealed: wait for the parent, and publish only what can match."""
+        if before is not None:
+            await before.wait()
+        parent = BlockAddress(save.block.parent, self._shard.layout.rank)
+        orphan = (
+            parent.block != ROOT_PARENT
+            and parent not in self._in_flight
+            and self._depot.store.tier_of(parent) is None
+        )
+        if orphan:
+            save.give_up(Reason.PARENT)
+        if save.given_up is not None:
+            raise Fenced("given up before it was published")
 
     async def _answered_late(self) -> bool:
         """Give the engine as long again to answer for what it was handed."""
         until_ns = self._depot.clocks.boot() + self._depot.times.fill_deadline_ns
-        for handed in self._handed.values():
-            self._slots.blank(handed.slot)
+        for save in self._handed.values():
+            self._slots.blank(save.stage.slot)
         while self._handed:
             now = self._depot.clocks.boot()
             if now >= until_ns:
                 return False
-            self._news.clear()
-            try:
-                async with asyncio.timeout((until_ns - now) / NS + 0.001):
-                    await self._news.wait()
-            except TimeoutError:
-                continue
+            await self._news_until(until_ns - now)
         return True
 
     async def _note(self) -> None:
-        if not self._stored and self._reason is Reason.NONE:
-            return
-        kinds: dict[Reason, Kind] = {Reason.QUOTA: "quota", Reason.REVOKED: "fenced"}
-        outcome: Outcome = "stored" if self._reason is Reason.NONE else "failed"
+        """What was stored, and why the rest was not."""
+        stored = self._stored()
+        if stored:
+            await self._record("save", "stored", Reason.NONE, sum(stored))
+        if self._reason is not Reason.NONE:
+            kinds: dict[Reason, Kind] = {Reason.QUOTA: "quota", Reason.REVOKED: "fenced"}
+            await self._record(kinds.get(self._reason, "save"), "failed", self._reason, 0)
+
+    async def _record(self, kind: Kind, outcome: Outcome, reason: Reason, nbytes: int) -> None:
         await self._depot.audit.note(
-            kinds.get(self._reason, "save"),
+            kind,
             outcome,
-            self._reason,
+            reason,
             engine=self._shard.engine,
             request=self._request.name,
             grant=self._judged.grant,
             namespaces=[span.namespace for span in self._judged.grant.spans],
             tokens=self._frame.end,
-            nbytes=self._bytes,
+            nbytes=nbytes,
         )

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
+from sidecar.clocks import NS
 from sidecar.connection import Connection, SessionOver, end_session
 from sidecar.hello import Greeting
 from sidecar.hints import HintDesk, Hints, addresses_of
@@ -22,7 +23,8 @@ from sidecar.judge import EngineFacts, Judge
 from sidecar.load import LoadTransfer
 from sidecar.reasons import Reason
 from sidecar.request import Denied, Judged, Opened, Request, Requests
-from sidecar.save import SavesInFlight, SaveTransfer
+from sidecar.save import SaveTransfer
+from sidecar.saves import SavesInFlight
 from sidecar.slots import Slots
 from sidecar.transfer import Depot, Shard
 from strongroom.errors import Conflict, Overloaded, ProtocolViolation, Unavailable
@@ -39,6 +41,7 @@ from strongroom.wire.frames import (
     Load,
     LoadFailed,
     Open,
+    Report,
     Save,
     SaveDone,
     Unhint,
@@ -195,6 +198,7 @@ class SchedulerSession:
             self._hints.close()
             if self.joined.scheduler is self:
                 self.joined.scheduler = None
+                self._bench.depot.watch.engine_gone(self.joined.greeting.engine)
                 self.joined.requests.cancel_all(self._now())
 
     def tell_lease(self) -> None:
@@ -217,6 +221,8 @@ class SchedulerSession:
                 request = self.joined.requests.get(name)
                 if request is not None:
                     request.finish(self._now())
+            case Report():
+                self._bench.depot.watch.reported(self.joined.greeting.engine, frame)
             case Hint():
                 self._hints.take(frame, self._tasks)
             case Unhint(name):
@@ -246,6 +252,7 @@ class SchedulerSession:
         self._tasks.create_task(self._judge(request, frame), name="judge")
 
     async def _judge(self, request: Request, frame: Open) -> None:
+        began_ns = self._now()
         facts = self.joined.facts()
         try:
             verdict = await self._bench.judge.judge(request, frame, facts)
@@ -262,6 +269,14 @@ class SchedulerSession:
             case _:
                 answer = Verdict(request.name, False, 0, False)
         self.connection.send(answer)
+        if answer.allowed:
+            self._bench.depot.watch.judged(
+                self.joined.greeting.engine,
+                request.name,
+                request.tenant or "",
+                tokens=answer.tokens,
+                seconds=(self._now() - began_ns) / NS,
+            )
         if isinstance(request.state, Judged):
             self._prefetch(request, request.state, facts)
 

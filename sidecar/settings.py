@@ -16,6 +16,8 @@ from typing import Annotated, Final, Self
 from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from sidecar import measures
+from sidecar.breaker import Condition
 from sidecar.patience import PrefetchPolicy
 from strongroom.errors import Misuse
 from strongroom.limits import (
@@ -30,6 +32,7 @@ _ENGINE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 Seconds = Annotated[float, Field(gt=0, le=24 * 3600)]
 Count = Annotated[int, Field(gt=0, le=1_000_000)]
 Bytes = Annotated[int, Field(ge=4096)]
+Share01 = Annotated[float, Field(gt=0, le=1)]
 
 
 class SpoolSync(StrEnum):
@@ -146,12 +149,73 @@ class SidecarSettings(BaseSettings):
     hints_judged_max: Count = 8
     """Hints of one connection being judged at once; more are dropped."""
 
+    # Watching, degradation and breakers (sidecar/pressure.py, sidecar/breaker.py).
+    watch_interval_s: Seconds = 1.0
+    """How often the gauges are looked at."""
+    pressure_limit_tokens: Count = 4096
+    """The longest cached context once an engine is short of pages."""
+    events_max: Count = 65_536
+    """Operational events kept in memory."""
+    breaker_cooldown_s: Seconds = 60.0
+    """How long caching stays off after a performance trip, before its probation."""
+    breaker_probation_s: Seconds = 120.0
+    restore_slow_share: Share01 = 0.05
+    """Trips when more of the restores than this took longer than recomputing: 0.05 is "the P95"."""
+    restore_slow_min: Count = 100
+    restore_slow_window_s: Seconds = 60.0
+    thrash_share: Share01 = 0.5
+    """Blocks wanted again right after they were evicted, of those stored."""
+    thrash_min: Count = 200
+    thrash_window_s: Seconds = 60.0
+    prefetch_waste_share: Share01 = 0.8
+    """Far above `prefetch_waste_limit`, at which prefetching alone stops."""
+    prefetch_waste_min: Count = 100
+    prefetch_waste_trip_window_s: Seconds = 300.0
+    engine_idle_rise: Share01 = 0.2
+    """How much more of its time an engine waits for loads than in its best recent window."""
+    engine_idle_min_s: Seconds = 5.0
+    """Engine time that a window must hold before it is judged."""
+    engine_idle_window_s: Seconds = 30.0
+    error_streak: Count = 20
+    """Transfers that failed in a row for no reason of policy."""
+    error_streak_window_s: Seconds = 60.0
+    checksum_mismatches: Count = 3
+    """Blocks that did not open. A security condition: an operator clears it."""
+    checksum_window_s: Seconds = 300.0
+    cross_tenant_hits: Count = 1
+    readable_after_deletion: Count = 1
+    """Both are expected never. They refuse all caching, and an operator clears them."""
+
     # Audit.
     spool_sync: SpoolSync = SpoolSync.WITHIN_SECOND
     spool_bytes_max: Bytes = 1024 * 1024 * 1024
     """Records that the service has not taken yet; when full, nothing is served."""
     spool_segment_bytes: Bytes = 1024 * 1024
     ship_interval_s: Seconds = 1.0
+
+    @property
+    def rules(self) -> Mapping[Condition, measures.Rule]:
+        """The breakers' conditions, by these settings."""
+        return {
+            Condition.RESTORE_SLOW: measures.Share(
+                self.restore_slow_share, self.restore_slow_min, self.restore_slow_window_s
+            ),
+            Condition.THRASH: measures.Share(
+                self.thrash_share, self.thrash_min, self.thrash_window_s
+            ),
+            Condition.PREFETCH_WASTE: measures.Share(
+                self.prefetch_waste_share,
+                self.prefetch_waste_min,
+                self.prefetch_waste_trip_window_s,
+            ),
+            Condition.ENGINE_IDLE: measures.Rise(
+                self.engine_idle_rise, int(self.engine_idle_min_s * 1e6), self.engine_idle_window_s
+            ),
+            Condition.ERROR_STREAK: measures.Streak(self.error_streak, self.error_streak_window_s),
+            Condition.CHECKSUM: measures.Count(self.checksum_mismatches, self.checksum_window_s),
+            Condition.CROSS_TENANT: measures.Count(self.cross_tenant_hits, 3600.0),
+            Condition.READABLE: measures.Count(self.readable_after_deletion, 3600.0),
+        }
 
     @model_validator(mode="after")
     def _a_block_fits_everywhere(self) -> Self:

@@ -9,6 +9,7 @@ from sidecar.clocks import Clocks
 from sidecar.gate import Gate
 from sidecar.leases import KeyLeases
 from sidecar.prefetch import Prefetcher
+from sidecar.watch import Watch
 from storage.keyring import KeyRing
 from storage.store import BlockStore
 from strongroom.kvformat import Layout
@@ -35,6 +36,7 @@ class Depot:
     prefetcher: Prefetcher
     clocks: Clocks
     times: TransferTimes
+    watch: Watch
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,11 +15,13 @@ from storage.dirty import DirtyBlocks
 from storage.memfd import MemoryOptions
 from storage.offload import OffloadPipeline
 from storage.offloads import OffloadSettings
+from storage.onboard import OnboardSettings
 from storage.residency import Residency
 from storage.stages import Policy, WriteAll
 from storage.store import BlockStore
 from storage.tiers.host import HostTier
 from storage.tiers.nvme import MakeFiles, NvmeTier
+from storage.tiers.recovery import Progress
 from storage.tiers.regions import RegionFiles
 from storage.workers import crypto_workers, disk_workers
 from strongroom.clock import Clock, boot_ns
@@ -56,6 +58,9 @@ class StoreSettings:
     pin_s: float = PIN_S_DEFAULT
     lock_memory: bool = True
     huge_pages: bool = True
+    ahead_blocks: int = 8
+    ahead_bytes: int = 128 * MIB
+    """How far reading from NVMe runs ahead of the block that is being opened."""
     numa_node: int | None = None
     """The node whose memory the arena takes; None leaves it to the system."""
 
@@ -64,11 +69,11 @@ class StoreSettings:
 async def open_store(
     settings: StoreSettings,
     clock: Clock = boot_ns,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
     make_files: MakeFiles = RegionFiles,
     policy: Policy | None = None,
 ) -> AsyncIterator[BlockStore]:
-    """An open store. `progress(done, all)` follows the recovery of the NVMe regions.
+    """An open store. `progress` follows the recovery of the NVMe regions.
 
     Raises `Unavailable` or `Conflict` when the NVMe directory cannot be used.
     """
@@ -111,7 +116,15 @@ async def open_store(
             offload = OffloadPipeline(
                 residency, nvme, dirty, policy or WriteAll(), clock, _offload_settings(settings)
             )
-        yield await stack.enter_async_context(BlockStore(residency, cipher, offload))
+        store = BlockStore(
+            residency,
+            cipher,
+            offload,
+            (crypto, disk),
+            clock=clock,
+            onboard=OnboardSettings(settings.ahead_blocks, settings.ahead_bytes, pin_ns),
+        )
+        yield await stack.enter_async_context(store)
 
 
 def _offload_settings(settings: StoreSettings) -> OffloadSettings:

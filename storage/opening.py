@@ -12,31 +12,41 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
-from storage.block import BlockContext
+from storage.block import BlockAddress, BlockContext
+from storage.buffers import ReadBuffers
 from storage.crypto import Cipher
 from storage.fence import Fence, Fenced
-from storage.header import clear_placement, record_bytes
+from storage.header import Header, clear_placement, record_bytes
 from storage.lifecycle import Reserved
-from storage.memory import wipe
 from storage.residency import Residency
 from storage.tiers.nvme import NvmeTier
 from storage.tiers.protocol import TierName
 from strongroom.derivation import NamespaceKeys
-from strongroom.errors import Corrupt, Missing, Misuse, Overloaded, Unavailable
+from strongroom.errors import Corrupt, Missing, Misuse, Overloaded, StrongroomError, Unavailable
+from strongroom.identity import ComponentId, NamespaceId
 
 _log = logging.getLogger(__name__)
+
+Opened = Callable[[int], None]
+"""Called on the event loop: so many of the block's first segments are verified plaintext."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A block was opened: from which tier, and how many plaintext bytes."""
+    """A block was opened: from which tier, how many plaintext bytes, and whose it is.
+
+    `tenant` and `namespace` are what the header of the opened record says, for a caller that
+    looks again; not what the caller asked for.
+    """
 
     tier: TierName
     bytes: int
+    tenant: ComponentId
+    namespace: NamespaceId
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +65,19 @@ class Opening:
     def __init__(self, residency: Residency, cipher: Cipher) -> None:
         self._residency = residency
         self._cipher = cipher
+        self._buffers = ReadBuffers()
         self._hits: dict[TierName, int] = {}
         self._misses = 0
         self._quarantined = 0
         self._fenced = 0
 
     async def load(
-        self, context: BlockContext, keys: NamespaceKeys, staging: memoryview, fence: Fence
+        self,
+        context: BlockContext,
+        keys: NamespaceKeys,
+        staging: memoryview,
+        fence: Fence,
+        opened: Opened | None = None,
     ) -> Loaded:
         """Open a block into `staging`; wiped when anything is raised."""
         if len(staging) != context.plaintext_bytes:
@@ -72,72 +88,97 @@ class Opening:
             )
         try:
             self._residency.check(context.namespace, fence)
-            tier = await self._load(context, keys, staging)
+            tier, header = await self._load(context, keys, staging, opened)
             self._residency.check(context.namespace, fence)
         except BaseException as error:
-            wipe(staging)
+            await self._cipher.wipe(staging)
             if isinstance(error, Fenced):
                 self._fenced += 1
             raise
         self._hits[tier] = self._hits.get(tier, 0) + 1
-        return Loaded(tier, context.plaintext_bytes)
+        found = header.context
+        return Loaded(tier, context.plaintext_bytes, found.tenant, found.namespace)
 
     def statistics(self) -> OpeningStatistics:
         """A frozen snapshot."""
         return OpeningStatistics(dict(self._hits), self._misses, self._quarantined, self._fenced)
 
+    def failed(self, address: BlockAddress, error: StrongroomError) -> StrongroomError:
+        """Count a block that did not come, and drop it where it must be; what to raise."""
+        match error:
+            case Missing():
+                # Absent, or here in another layout: that one makes way for what is saved next.
+                self._misses += 1
+                self._residency.drop_everywhere(address)
+                return error
+            case Corrupt():
+                self._quarantined += 1
+                self._residency.drop_everywhere(address)
+                _log.warning("a block did not open and was dropped (rank %d)", address.rank)
+                return error
+            case Unavailable():
+                # The device failed, not the block's key: it may be saved again at once.
+                self._misses += 1
+                self._residency.drop_everywhere(address)
+                return Missing("the tier that holds it failed")
+            case _:
+                return error
+
     async def _load(
-        self, context: BlockContext, keys: NamespaceKeys, staging: memoryview
-    ) -> TierName:
+        self,
+        context: BlockContext,
+        keys: NamespaceKeys,
+        staging: memoryview,
+        told: Opened | None,
+    ) -> tuple[TierName, Header]:
         residency = self._residency
         tier = residency.tier_of(context.address)
+        opened: Header | None = None
         try:
             if tier is TierName.HOST:
                 async with residency.host.hold(context.address) as record:
-                    await self._cipher.open(context, keys, record, staging)
+                    opened = await self._cipher.open(context, keys, record, staging, told)
                 residency.host.touch(context.address)
             elif tier is TierName.NVME and residency.nvme is not None:
-                await self._load_from_nvme(residency.nvme, context, keys, staging)
+                opened = await self._load_from_nvme(residency.nvme, context, keys, staging, told)
                 residency.nvme.touch(context.address)
             else:
                 _refuse_absent()
-        except Missing:
-            # Absent, or here in another layout: that one makes way for what is saved next.
-            self._misses += 1
-            residency.drop_everywhere(context.address)
-            raise
-        except Corrupt:
-            self._quarantined += 1
-            residency.drop_everywhere(context.address)
-            _log.warning("a block did not open and was dropped (rank %d)", context.rank)
-            raise
-        except Unavailable as error:
-            # The device failed, not the block's key: it may be saved again at once.
-            self._misses += 1
-            residency.drop_everywhere(context.address)
-            raise Missing("the tier that holds it failed") from error
+        except (Missing, Corrupt, Unavailable) as error:
+            cause = self.failed(context.address, error)
+            if cause is error:
+                raise
+            raise cause from error
         assert tier is not None
-        return tier
+        assert opened is not None
+        return tier, opened
 
     async def _load_from_nvme(
-        self, nvme: NvmeTier, context: BlockContext, keys: NamespaceKeys, staging: memoryview
-    ) -> None:
+        self,
+        nvme: NvmeTier,
+        context: BlockContext,
+        keys: NamespaceKeys,
+        staging: memoryview,
+        told: Opened | None,
+    ) -> Header | None:
         residency = self._residency
+        header: Header | None = None
         resident = nvme.resident(context.address)
         if resident is None:
             raise Missing("not resident")
         if resident.nbytes != record_bytes(context.segment_bytes):
             raise Missing("resident in another layout")
         async with self._promotion(nvme, context) as (record, reserved):
-            header = await self._cipher.open(context, keys, record, staging)
+            header = await self._cipher.open(context, keys, record, staging, told)
             if reserved is None:
-                return
+                return header
             # The disk's own stamp stays on the disk.
             clear_placement(record)
             if context.namespace in residency.retired or context.address in residency.host:
                 residency.host.abandon(reserved)
             else:
                 residency.host.publish(residency.host.seal(reserved, header), _admit_any)
+        return header
 
     @contextlib.asynccontextmanager
     async def _promotion(
@@ -148,7 +189,8 @@ class Opening:
         try:
             reserved = self._residency.reserve(context)
         except Overloaded:
-            async with nvme.hold(context.address) as record:
+            async with self._buffers.borrow(record_bytes(context.segment_bytes)) as record:
+                await nvme.read_into(context.address, record)
                 yield record, None
             return
         record = host.buffer(reserved)

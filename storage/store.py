@@ -25,17 +25,29 @@ from storage.fence import Fence
 from storage.lifecycle import Resident
 from storage.offload import OffloadPipeline
 from storage.offloads import OffloadStatistics
-from storage.opening import Loaded, Opening
+from storage.onboard import Onboard, Onboarding, OnboardSettings, OnboardStatistics
+from storage.opening import Loaded, Opened, Opening
 from storage.reclaim import Reclaim, Reclaimed
 from storage.residency import Residency
 from storage.retention import Retention
 from storage.saving import InTurn, Saved, Saving, at_once
 from storage.tiers.protocol import TierName, TierStatistics
+from storage.workers import Workers
+from strongroom.clock import Clock, boot_ns
 from strongroom.derivation import NamespaceKeys
 from strongroom.errors import Misuse, Overloaded, Unavailable
 from strongroom.identity import ComponentId, NamespaceId
 
 _KEPT_AS_USUAL = Retention()
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStatistics:
+    """A bounded queue: what runs or waits, and how much may."""
+
+    name: str
+    depth: int
+    limit: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +61,10 @@ class StoreStatistics:
     fenced: int
     quota_refusals: int
     retired_namespaces: int
+    onboard: OnboardStatistics
     offload: OffloadStatistics | None
     """None without an NVMe tier."""
+    queues: tuple[QueueStatistics, ...] = ()
 
     @property
     def write_behind_pending(self) -> int:
@@ -67,13 +81,23 @@ class BlockStore:
     """Use as an async context manager; leaving it flushes. `storage.compose` builds it."""
 
     def __init__(
-        self, residency: Residency, cipher: Cipher, offload: OffloadPipeline | None
+        self,
+        residency: Residency,
+        cipher: Cipher,
+        offload: OffloadPipeline | None,
+        workers: Sequence[Workers] = (),
+        *,
+        clock: Clock = boot_ns,
+        onboard: OnboardSettings | None = None,
     ) -> None:
+        """`workers` are those whose queues `statistics` shows."""
+        self._workers = tuple(workers)
         self._host = residency.host
         self._nvme = residency.nvme
         self._cipher = cipher
         self._residency = residency
         self._opening = Opening(residency, cipher)
+        self._onboard = Onboard(residency, clock, self._opening.failed, onboard)
         self._saving = Saving(residency, cipher, offload)
         self._offload = offload
         self._reclaim = Reclaim(residency)
@@ -129,14 +153,25 @@ class BlockStore:
     # Transfers
 
     async def load(
-        self, context: BlockContext, keys: NamespaceKeys, staging: memoryview, fence: Fence
+        self,
+        context: BlockContext,
+        keys: NamespaceKeys,
+        staging: memoryview,
+        fence: Fence,
+        opened: Opened | None = None,
     ) -> Loaded:
         """Open a block into `staging` (exactly `context.plaintext_bytes`).
 
-        Raises `Missing`, `Corrupt`, `Fenced` or `Overloaded`; then staging is wiped. When
-        cancelled, staging is wiped too, once no thread writes to it any more.
+        `opened(n)` is called while it runs, with n rising: the first n segments in staging are
+        verified plaintext; that all are is said by returning. Raises `Missing`, `Corrupt`,
+        `Fenced` or `Overloaded`; then staging is wiped. When cancelled, staging is wiped too,
+        once no thread writes to it any more.
         """
-        return await self._opening.load(context, keys, staging, fence)
+        return await self._opening.load(context, keys, staging, fence, opened)
+
+    def onboard(self, addresses: Sequence[BlockAddress], fence: Fence) -> Onboarding:
+        """Bring blocks of one chain from NVMe into host memory, reading ahead; see `Onboarding`."""
+        return self._onboard.begin(addresses, fence)
 
     async def save(
         self,
@@ -164,6 +199,10 @@ class BlockStore:
         """Let less onto NVMe: 1 is normal, at 0 nothing new is written there."""
         if self._offload is not None:
             self._offload.set_admission(factor)
+
+    def pending_write_bytes(self) -> int:
+        """Bytes in host memory on their way to NVMe: they cannot be evicted."""
+        return 0 if self._offload is None else self._offload.statistics().pending_bytes
 
     async def flush(self) -> None:
         """Return when everything that was dirty at the call is on NVMe, or has failed to be."""
@@ -202,6 +241,22 @@ class BlockStore:
         retired = self._residency.retired
         return {name: tenant for name, tenant in tenants.items() if name not in retired}
 
+    @property
+    def retired(self) -> Collection[NamespaceId]:
+        """The namespaces that were retired."""
+        return self._residency.retired
+
+    def namespaces_on_disk(self) -> Mapping[NamespaceId, int]:
+        """Namespaces with records on NVMe, retired ones included, and how many."""
+        return {} if self._nvme is None else self._nvme.namespaces()
+
+    def tenant_use(self, tier: TierName) -> Mapping[ComponentId, tuple[int, int | None]]:
+        """Bytes charged to each tenant in one tier, and its cap there; None is none."""
+        found = self._host if tier is TierName.HOST else self._nvme
+        if found is None or found.name is not tier:
+            return {}
+        return {tenant: (used, found.cap(tenant)) for tenant, used in found.used().items()}
+
     def set_quota(self, tenant: ComponentId, tier: TierName, nbytes: int) -> None:
         """A tenant's hard cap in one tier, from now on."""
         if tier is TierName.HOST:
@@ -224,6 +279,10 @@ class BlockStore:
             quarantined=opening.quarantined,
             fenced=opening.fenced + saving.fenced,
             quota_refusals=saving.quota_refusals,
+            onboard=self._onboard.statistics(),
             offload=None if self._offload is None else self._offload.statistics(),
             retired_namespaces=len(self._residency.retired),
+            queues=tuple(
+                QueueStatistics(pool.name, pool.depth, pool.queue_max) for pool in self._workers
+            ),
         )

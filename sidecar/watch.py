@@ -1,0 +1,327 @@
+"""The watch: looks at the gauges once a second, and says what is in force.
+
+It joins what is separate: readings go to `Pressure` and `Breakers`; their answers become one
+`Stance` an engine, which the judge consults; transfers tell how they ended. Rules:
+- What is in force is the heavier of pressure's action and the breakers'.
+- The look costs memory reads, and one system call; nothing waits for it.
+- A look that fails is logged and changes nothing: the watch never ends the sidecar, and what
+  was in force stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from sidecar.breaker import Breakers, Condition
+from sidecar.clocks import Clocks
+from sidecar.events import EventKind, Events
+from sidecar.gauges import Gauges
+from sidecar.latency import Latency
+from sidecar.pressure import Gauge, Pressure, Readings
+from sidecar.reasons import Reason
+from sidecar.reports import Reported, Reports
+from sidecar.sentry import Sentry
+from sidecar.stance import Action, Stance
+from storage.tiers.protocol import TierName
+from strongroom.wire.frames import Report
+
+_log = logging.getLogger(__name__)
+
+_OURS = frozenset({Reason.EXPIRED, Reason.INTEGRITY, Reason.PROTOCOL})
+"""Ends of a transfer that are a fault, and no policy, revocation, cancellation or bound."""
+_ERRORS_FULL_S = 10.0
+"""Failed device operations a second that read as 1.0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """Counters since start whose differences the breakers judge."""
+
+    thrashed: int = 0
+    stored: int = 0
+    prefetch_wasted: int = 0
+    prefetch_used: int = 0
+    io_errors: int = 0
+    violations: int = 0
+
+
+def _unknown(_engine: str, _tokens: int) -> None:
+    """Nobody has measured it."""
+
+
+def _nothing(*_: object) -> None:
+    """Nobody asked to be told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """What the watch reads; each is memory only."""
+
+    gauges: Callable[[], Gauges]
+    tally: Callable[[], Tally]
+    pending_write_bytes: Callable[[], int]
+    recompute_s: Callable[[str, int], float | None] = _unknown
+    """How long an engine takes to compute so many tokens; None while it is not known."""
+    reported: Callable[[str, Report], object] = _nothing
+    """Told of every report that can be true."""
+    gone: Callable[[str], None] = _nothing
+    """Told of every engine whose scheduler left."""
+
+
+@dataclass(slots=True)
+class TransferCounts:
+    """Since start."""
+
+    loads: int = 0
+    loads_failed: int = 0
+    saves: int = 0
+    saves_refused: int = 0
+    tokens_restored: int = 0
+
+
+@dataclass(slots=True)
+class _Past:
+    tally: Tally
+    at_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class WatchSettings:
+    """See `SidecarSettings`."""
+
+    interval_s: float = 1.0
+    limit_tokens: int = 4096
+    """What `limit_context` lowers the longest cached context to."""
+    report_stale_s: float = 10.0
+    """A report older than this says nothing any more."""
+
+
+@dataclass(slots=True)
+class Latencies:
+    """Seconds, as the sidecar sees them."""
+
+    lookup: Latency = field(default_factory=Latency)
+    restore: dict[str, Latency] = field(default_factory=dict)
+    """Of whole loads, by the slowest tier that they read from."""
+
+
+class Watch:
+    """One a sidecar. `attach` names its sources once they are built."""
+
+    def __init__(
+        self,
+        settings: WatchSettings,
+        events: Events,
+        breakers: Breakers,
+        pressure: Pressure,
+        sentry: Sentry,
+        clocks: Clocks,
+    ) -> None:
+        self.settings = settings
+        self.events = events
+        self.breakers = breakers
+        self.pressure = pressure
+        self.sentry = sentry
+        self.reports = Reports(clocks.boot)
+        self.latencies = Latencies()
+        self.counts = TransferCounts()
+        self._clocks = clocks
+        self._sources: Sources | None = None
+        self._past: _Past | None = None
+        self._told: dict[str, Action] = {}
+
+    def attach(self, sources: Sources) -> None:
+        """Look at these from now on."""
+        self._sources = sources
+
+    # What is in force
+
+    def stance(self, engine: str) -> Stance:
+        """For the judge and for transfers of one engine."""
+        action = max(self.breakers.action, self.pressure.action(engine), key=_weight)
+        return Stance.of(action, self.settings.limit_tokens)
+
+    def may_swap_out(self, engine: str) -> bool:
+        """Whether an engine may hand in new blocks now."""
+        return not self.pressure.effects.swap_outs_paused and self.stance(engine).saves
+
+    # What others tell
+
+    def reported(self, engine: str, report: Report) -> None:
+        """A `Report` arrived. Raises `ProtocolViolation` for one that cannot be true."""
+        new = self.reports.take(engine, report)
+        self.breakers.note(Condition.ENGINE_IDLE, new.idle_us, new.idle_us + new.busy_us)
+        if self._sources is not None:
+            self._sources.reported(engine, report)
+
+    def engine_gone(self, engine: str) -> None:
+        """Its scheduler left: it stands on no ladder any more."""
+        self.reports.forget(engine)
+        self._told.pop(engine, None)
+        self.events.emit(EventKind.ENGINE_GONE, engine=engine)
+        if self._sources is not None:
+            self._sources.gone(engine)
+
+    def judged(
+        self, engine: str, request: str, tenant: str, *, tokens: int, seconds: float
+    ) -> None:
+        """A positive verdict was given: `tokens` of it may be restored."""
+        self.latencies.lookup.add(seconds)
+        action = self.stance(engine).action
+        self.events.emit(
+            EventKind.PREFIX_HIT if tokens else EventKind.PREFIX_MISS,
+            reason="" if action is Action.NONE else action.value,
+            engine=engine,
+            request=request,
+            tenant=tenant,
+            tokens=tokens,
+            service_us=int(seconds * 1e6),
+        )
+
+    def load_ended(
+        self,
+        engine: str,
+        request: str,
+        tenant: str,
+        reason: Reason,
+        *,
+        tier: str,
+        tokens: int,
+        nbytes: int,
+        seconds: float,
+    ) -> None:
+        """A load came to its end; `seconds` since it was asked for."""
+        good = reason is Reason.NONE
+        self.counts.loads += good
+        self.counts.loads_failed += not good
+        if good:
+            self.counts.tokens_restored += tokens
+            self.latencies.restore.setdefault(tier, Latency()).add(seconds)
+            self._compare(engine, tokens, seconds)
+        self.events.emit(
+            EventKind.SWAP_IN_DONE if good else EventKind.SWAP_IN_FAILED,
+            reason=reason.value,
+            engine=engine,
+            request=request,
+            tenant=tenant,
+            tier_from=tier,
+            tier_to="engine",
+            tokens=tokens,
+            nbytes=nbytes,
+            service_us=int(seconds * 1e6),
+        )
+        if reason is Reason.INTEGRITY:
+            self.breakers.note(Condition.CHECKSUM, 1, 1)
+        self._streak(reason)
+
+    def save_ended(
+        self, engine: str, request: str, tenant: str, reason: Reason, *, blocks: int, nbytes: int
+    ) -> None:
+        """A save came to its end: `blocks` were stored."""
+        self.counts.saves += blocks
+        self.counts.saves_refused += reason is not Reason.NONE
+        if blocks or reason is not Reason.NONE:
+            self.events.emit(
+                EventKind.SWAP_OUT_DONE if blocks else EventKind.SWAP_OUT_REFUSED,
+                reason=reason.value,
+                engine=engine,
+                request=request,
+                tenant=tenant,
+                tier_from="engine",
+                tier_to=TierName.HOST.value,
+                nbytes=nbytes,
+                numbers={"blocks": blocks},
+            )
+        self._streak(reason)
+
+    # The look
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            try:
+                self.look()
+            except Exception:  # noqa: BLE001 - see above: it never ends the sidecar
+                _log.exception("a look at the gauges failed")
+            await asyncio.sleep(self.settings.interval_s)
+
+    def look(self) -> None:
+        """Take everything into account, at once."""
+        if self._sources is None:
+            return
+        gauges, tally = self._sources.gauges(), self._sources.tally()
+        now = self._clocks.boot()
+        past, self._past = self._past, _Past(tally, now)
+        errors_s = 0.0
+        if past is not None:
+            errors_s = self._differences(past, tally, now)
+        self.pressure.observe(self._readings(gauges, errors_s, now))
+        self.breakers.tick()
+        for engine in gauges.engines:
+            self._tell_action(engine)
+
+    def _differences(self, past: _Past, tally: Tally, now: int) -> float:
+        before = past.tally
+        self.breakers.note(
+            Condition.THRASH, tally.thrashed - before.thrashed, tally.stored - before.stored
+        )
+        wasted = tally.prefetch_wasted - before.prefetch_wasted
+        used = tally.prefetch_used - before.prefetch_used
+        self.breakers.note(Condition.PREFETCH_WASTE, wasted, wasted + used)
+        violations = tally.violations - before.violations
+        self.breakers.note(Condition.ERROR_STREAK, violations, violations)
+        errors = tally.io_errors - before.io_errors
+        if errors > 0:
+            self.events.emit(
+                EventKind.TIER_ERROR, tier_from=TierName.NVME.value, numbers={"errors": errors}
+            )
+        return errors / max((now - past.at_ns) / 1e9, 1e-3)
+
+    def _readings(self, gauges: Gauges, errors_s: float, now: int) -> Readings:
+        values: dict[Gauge, float] = {Gauge.NVME_ERRORS: errors_s / _ERRORS_FULL_S}
+        for queue in gauges.queues:
+            if queue.limit and "crypto" in queue.name:
+                values[Gauge.HOST_QUEUE] = queue.depth / queue.limit
+            elif queue.limit and "disk" in queue.name:
+                values[Gauge.DISK_QUEUE] = queue.depth / queue.limit
+        host = gauges.tier(TierName.HOST)
+        if host is not None and host.capacity_bytes and self._sources is not None:
+            stuck = host.pinned_bytes + self._sources.pending_write_bytes()
+            values[Gauge.HOST_TIER] = stuck / host.capacity_bytes
+        oldest = now - int(self.settings.report_stale_s * 1e9)
+        engines = {
+            engine: used
+            for engine, reported in gauges.engines.items()
+            if (used := _used(reported)) is not None and reported.at_ns >= oldest
+        }
+        return Readings(values, engines)
+
+    def _tell_action(self, engine: str) -> None:
+        action = self.stance(engine).action
+        if self._told.get(engine, Action.NONE) is not action:
+            self._told[engine] = action
+            self.events.emit(EventKind.ACTION, subject="engine", engine=engine, reason=action.value)
+
+    def _compare(self, engine: str, tokens: int, seconds: float) -> None:
+        if self._sources is None or not tokens:
+            return
+        recompute_s = self._sources.recompute_s(engine, tokens)
+        if recompute_s is not None:
+            self.breakers.note(Condition.RESTORE_SLOW, seconds > recompute_s, 1)
+
+    def _streak(self, reason: Reason) -> None:
+        if reason in _OURS:
+            self.breakers.note(Condition.ERROR_STREAK, 1, 1)
+        elif reason is Reason.NONE:
+            self.breakers.note(Condition.ERROR_STREAK, 0, 1)
+
+
+def _weight(action: Action) -> int:
+    return action.weight
+
+
+def _used(reported: Reported) -> float | None:
+    return reported.pages_used
