@@ -23,6 +23,8 @@ _SPLIT_BYTES_MIN: Final = 512 * 1024
 """Below this a second thread costs more than it brings."""
 _SPLIT_SEGMENT_BYTES_MIN: Final = 16 * 1024
 """Of smaller segments the interpreter's lock is held for most of the time."""
+_WIPED_HERE_BYTES_MAX: Final = 256 * 1024
+"""Some 25 microseconds: less than a thread's turn."""
 _TELL_BYTES_MIN: Final = 1024 * 1024
 _TELLS_MAX: Final = 8
 """A block tells its progress every `_TELL_BYTES_MIN`, and at most so many times."""
@@ -77,7 +79,10 @@ class Cipher:
         return header
 
     async def wipe(self, view: memoryview) -> None:
-        """Zero `view` on a thread; here, when cancelled before a thread came to it."""
+        """Zero `view` on a thread; here, when it is small, or cancelled before its turn."""
+        if len(view) <= _WIPED_HERE_BYTES_MAX:
+            wipe(view)
+            return
         wiped = False
 
         def job() -> None:
