@@ -1,0 +1,207 @@
+"""From what is observed and what is outstanding to a decision: prices, `decide`, promise.
+
+The one place where `CostModel`, `Backlog` and `decide` meet. The judge asks it for each hit; the
+simulator asks the same object. It reads memory and the clock that it was given, and never waits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from sidecar.backlog import Backlog
+from sidecar.cost import CostModel, CostSettings
+from sidecar.decision import (
+    Decision,
+    DecisionSettings,
+    Lean,
+    Offer,
+    Prices,
+    Recompute,
+    Restore,
+    TierPrice,
+    Why,
+    decide,
+    lean_after,
+)
+from storage.tiers.protocol import TierName
+from strongroom.clock import Clock
+from strongroom.wire.frames import Report
+
+_MEDIAN: Final = 0.5
+_SAVED_WEIGHT: Final = 0.02
+"""Weight of the newest offer in what NVMe was found to save."""
+_PIECE_BYTES: Final = 8 * 1024 * 1024
+"""What one drain observation is about; a restore of m of them varies less than one does."""
+
+
+@dataclass(frozen=True, slots=True)
+class AppraisalSettings:
+    """`quantile`: the SLO's. `enabled` false restores every hit."""
+
+    enabled: bool = True
+    quantile: float = 0.95
+    decision: DecisionSettings = field(default_factory=DecisionSettings)
+    cost: CostSettings = field(default_factory=CostSettings)
+    promise_s: float = 30.0
+    shadow_max: float = 4.0
+    """Most that others' loss counts, in seconds for a second."""
+    assumed_bytes_s: float = 2e9
+    """How fast a tier is taken to be that was never observed; only its queue is judged by it."""
+    engines_max: int = 256
+
+
+@dataclass(frozen=True, slots=True)
+class AppraisalStatistics:
+    """How often each kind of decision was taken, by its reason."""
+
+    decisions: Mapping[tuple[str, str], int]
+    restoring_bytes: Mapping[TierName, int]
+
+
+class Appraiser:
+    """Used on the event loop's thread."""
+
+    def __init__(self, clock: Clock, settings: AppraisalSettings | None = None) -> None:
+        self._settings = settings or AppraisalSettings()
+        self.cost = CostModel(clock, self._settings.cost)
+        self.backlog = Backlog(clock, promise_s=self._settings.promise_s)
+        self._leans: OrderedDict[str, Lean] = OrderedDict()
+        self._decisions: Counter[tuple[str, str]] = Counter()
+        self._saved_byte_s: float | None = None
+
+    def choose(self, engine: str, request: str, offer: Offer) -> Decision:
+        """Decide, and count what follows from it as outstanding."""
+        lean = self._leans.get(engine, Lean.RESTORE)
+        if not offer.hit:
+            decision: Decision = Recompute(Why.NOTHING)
+        elif self._settings.enabled:
+            decision = decide(offer, self.prices(engine, offer), lean, self._settings.decision)
+        else:
+            decision = Restore(offer.hit[-1].end, Why.OFF)
+        self._leans[engine] = lean_after(decision, offer, lean, self._settings.decision)
+        self._leans.move_to_end(engine)
+        if len(self._leans) > self._settings.engines_max:
+            self._leans.popitem(last=False)
+        self._decisions[type(decision).__name__.lower(), decision.why.value] += 1
+        restores: Counter[TierName] = Counter()
+        for block in offer.hit:
+            if block.end <= decision.tokens:
+                restores[block.tier] += block.nbytes
+        self._learn(offer, decision)
+        self.backlog.promise(engine, request, restores, offer.prompt_tokens - decision.tokens)
+        return decision
+
+    def observe_report(self, engine: str, report: Report) -> None:
+        """The engine's scheduler has reported."""
+        self.cost.observe_report(engine, report, prompts=self.backlog.reported(engine, report))
+
+    def observe_restore(
+        self, tier: TierName, nbytes: int, queue_s: float, service_s: float
+    ) -> None:
+        """A block has come out of a tier."""
+        self.cost.observe_restore(tier, nbytes, queue_s, service_s)
+
+    def moved(self, engine: str, request: str, tier: TierName, nbytes: int) -> None:
+        """A part of what this request was promised has been brought."""
+        self.backlog.moved(engine, request, tier, nbytes)
+
+    def brought(self, engine: str, request: str) -> None:
+        """The request's load has ended, in whatever way."""
+        self.backlog.brought(engine, request)
+
+    def dropped(self, engine: str, request: str) -> None:
+        """The request is over."""
+        self.backlog.dropped(engine, request)
+
+    def recompute_seconds(self, engine: str, tokens: int) -> float | None:
+        """What computing so many tokens usually takes; None when too little is known."""
+        return self.cost.prefill_quantile(tokens, _MEDIAN, engine)
+
+    def saved_seconds(self, nbytes: int) -> float | None:
+        """What having `nbytes` on NVMe has saved of late, by what was decided; None when unknown.
+
+        Offers that were not taken count as nothing saved.
+        """
+        return None if self._saved_byte_s is None else self._saved_byte_s * nbytes
+
+    def forget(self, engine: str) -> None:
+        """The engine has left."""
+        self.cost.forget(engine)
+        self.backlog.forget(engine)
+        self._leans.pop(engine, None)
+
+    def prices(self, engine: str, offer: Offer) -> Prices:
+        """Queues now and costs at the SLO's quantile, for this offer."""
+        sizes: Counter[TierName] = Counter()
+        for block in offer.hit:
+            sizes[block.tier] += block.nbytes
+        tiers: dict[TierName, TierPrice] = {}
+        for tier, nbytes in sizes.items():
+            block_bytes = next(block.nbytes for block in offer.hit if block.tier is tier)
+            tiers[tier] = self._tier(tier, nbytes, block_bytes)
+        token = self.cost.prefill_per_token(engine, offer.prompt_tokens, self._settings.quantile)
+        usual = self.cost.prefill_per_token(
+            engine, int(self.backlog.mean_tokens(engine)) or offer.prompt_tokens, _MEDIAN
+        )
+        owed = self.backlog.owed_tokens(engine)
+        return Prices(
+            tiers=tiers,
+            prefill_wait_s=0.0 if usual is None else owed * usual.value,
+            prefill_token_s=None if token is None else token.value,
+            prefill_shadow=self._shadow(self.cost.engine_busy(engine)),
+        )
+
+    def statistics(self) -> AppraisalStatistics:
+        """A frozen snapshot."""
+        return AppraisalStatistics(
+            decisions=dict(self._decisions),
+            restoring_bytes={
+                tier: self.backlog.restoring_bytes(tier) for tier in (TierName.HOST, TierName.NVME)
+            },
+        )
+
+    def _learn(self, offer: Offer, decision: Decision) -> None:
+        """What the offer's blocks on NVMe saved, by the estimates: nothing where not taken."""
+        offered = sum(block.nbytes for block in offer.hit if block.tier is TierName.NVME)
+        if not offered or decision.why in {Why.COLD, Why.OFF, Why.PROBE, Why.NOTHING}:
+            return
+        saved = 0.0
+        if decision.tokens:
+            brought = [block for block in offer.hit if block.end <= decision.tokens]
+            total = sum(block.nbytes for block in brought)
+            nvme = sum(block.nbytes for block in brought if block.tier is TierName.NVME)
+            saved = max(0.0, decision.other_s - decision.ours_s) * nvme / total
+        earlier = self._saved_byte_s
+        newest = saved / offered
+        self._saved_byte_s = (
+            newest if earlier is None else earlier + (newest - earlier) * _SAVED_WEIGHT
+        )
+
+    def _tier(self, tier: TierName, nbytes: int, block_bytes: int) -> TierPrice:
+        usual = self.cost.drain(tier, _MEDIAN)
+        slow = self.cost.drain(tier, self._settings.quantile)
+        latency = self.cost.latency(tier, block_bytes, _MEDIAN)
+        outstanding = self.backlog.restoring_bytes(tier)
+        if usual is None or slow is None or latency is None:
+            assumed = 1.0 / self._settings.assumed_bytes_s
+            wait_s = outstanding * (assumed if usual is None else usual.value)
+            return TierPrice(wait_s, 0.0, assumed, known=False, idle=not outstanding)
+        # The mean of m pieces spreads by 1/sqrt(m) of what one piece does.
+        pieces = max(1.0, nbytes / _PIECE_BYTES)
+        byte_s = usual.value + (slow.value - usual.value) / math.sqrt(pieces)
+        return TierPrice(
+            wait_s=outstanding * usual.value,
+            fixed_s=max(0.0, latency.value - block_bytes * usual.value),
+            byte_s=byte_s,
+            stale=usual.stale,
+            idle=not outstanding,
+            shadow=self._shadow(self.cost.tier_busy(tier)),
+        )
+
+    def _shadow(self, busy: float) -> float:
+        most = self._settings.shadow_max
+        return min(busy / (1.0 - busy), most) if busy < 1.0 else most

@@ -1,0 +1,245 @@
+"""Restore, recompute, or restore a part: what brings the first token sooner (DESIGN section 9).
+
+    restore n tokens:  max(wait of the tiers + bringing n, prefill queue) + computing the rest
+    recompute:         prefill queue + computing all
+
+A request keeps its place in the engine's queue while its prefix is brought, hence the maximum:
+what is brought while one would have waited anyway is free. Blocks are brought from the front, so
+that a choice is a number of blocks.
+
+To that comes what the choice costs others: the time that it takes from a busy engine or a busy
+tier, times what a second there delays those who come next (rho / (1 - rho) of a server that is
+busy for the share rho). Without it each request takes what is best for itself, and a link or an
+engine near its limit is pushed over it.
+
+Rules:
+- Everything here is pure: prices and queues are handed in as values, nothing waits, nothing is
+  read. The simulator imports this very module.
+- Never more than the hit, and whole blocks only.
+- What is unknown is restored: a cold start restores, as long as not much is being brought blindly
+  already. A tier whose figures have faded, and which nobody uses, is asked for a few blocks again,
+  so that it can be found to have recovered.
+- Both sides are priced at the quantile of the SLO. Bringing a quarter of the hit or more is one
+  side, less than that the other. To change sides, the other must be better by a margin of what
+  computing the hit takes (hysteresis); within a side the best length is taken, of equally good
+  ones the longest, since it leaves the engine more time for others.
+- A dearer tier never makes the choice longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import pairwise
+
+from storage.tiers.protocol import TierName
+
+
+class Why(StrEnum):
+    """What a decision rests on."""
+
+    COLD = "cold"
+    """Too little is known."""
+    CHEAPER = "cheaper"
+    HELD = "held"
+    """The other side was better, and not by the margin."""
+    PROBE = "probe"
+    """To learn what the tier costs now."""
+    NOTHING = "nothing"
+    """There is no hit."""
+    OFF = "off"
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """Bring the whole hit. `ours_s` and `other_s`: the estimates of this and of the other side."""
+
+    tokens: int
+    why: Why
+    ours_s: float = 0.0
+    other_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """Bring the first `tokens` tokens and compute the rest."""
+
+    tokens: int
+    why: Why
+    ours_s: float = 0.0
+    other_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Recompute:
+    """Bring nothing."""
+
+    why: Why
+    ours_s: float = 0.0
+    other_s: float = 0.0
+
+    @property
+    def tokens(self) -> int:
+        return 0
+
+
+Decision = Restore | Partial | Recompute
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One block of the hit: where it ends in the prompt, where it lies, its bytes on all ranks."""
+
+    end: int
+    tier: TierName
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A prompt and its hit, block after block from the front."""
+
+    prompt_tokens: int
+    hit: tuple[Stored, ...]
+
+    def __post_init__(self) -> None:
+        ends = [0, *(block.end for block in self.hit)]
+        if any(later <= earlier for earlier, later in pairwise(ends)):
+            raise ValueError("blocks follow one another")
+        if ends[-1] > self.prompt_tokens:
+            raise ValueError("the hit is longer than the prompt")
+
+
+@dataclass(frozen=True, slots=True)
+class TierPrice:
+    """What bringing costs: `wait_s` once, `fixed_s` once, `byte_s` for each byte."""
+
+    wait_s: float
+    fixed_s: float
+    byte_s: float
+    known: bool = True
+    stale: bool = False
+    idle: bool = False
+    """Nothing is being brought from it."""
+    shadow: float = 0.0
+    """Seconds that others lose for each second that this takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """Queues now, and costs at the SLO's quantile. None: unknown."""
+
+    tiers: Mapping[TierName, TierPrice]
+    """Of every tier in the offer."""
+    prefill_wait_s: float
+    prefill_token_s: float | None
+    prefill_shadow: float = 0.0
+
+
+class Lean(StrEnum):
+    """Which side was taken last."""
+
+    RESTORE = "restore"
+    RECOMPUTE = "recompute"
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionSettings:
+    """`margin`: how much better the other side must be, as a share of what the hit takes to
+    compute. `side`: the share of the hit from which on bringing counts as restoring."""
+
+    margin: float = 0.1
+    side: float = 0.25
+    probe_blocks: int = 2
+    cold_wait_s: float = 0.25
+    """With more than this to be brought first, nothing more is brought blindly."""
+
+
+def decide(
+    offer: Offer, prices: Prices, lean: Lean, settings: DecisionSettings | None = None
+) -> Decision:
+    """The decision for one request; see the module's rules."""
+    settings = settings or DecisionSettings()
+    if not offer.hit:
+        return Recompute(Why.NOTHING)
+    whole = offer.hit[-1].end
+    token_s = prices.prefill_token_s
+    used = [prices.tiers[tier] for tier in {block.tier for block in offer.hit}]
+    if token_s is None or not all(price.known for price in used):
+        if any(price.wait_s > settings.cold_wait_s for price in used):
+            return Recompute(Why.COLD)
+        return Restore(whole, Why.COLD)
+    times = _times(offer, prices, token_s)
+    first = _first_of_restoring(offer, settings)
+    little, much = _best(times, range(first)), _best(times, range(first, len(times)))
+    margin_s = settings.margin * whole * token_s
+    if lean is Lean.RESTORE:
+        taken = little if times[little] < times[much] - margin_s else much
+    else:
+        taken = much if times[much] < times[little] - margin_s else little
+    better = min(times[little], times[much])
+    why = Why.CHEAPER if times[taken] <= better else Why.HELD
+    if not taken:
+        taken = _probe(offer, prices, settings)
+        if not taken:
+            return Recompute(why, times[0], times[much])
+        why = Why.PROBE
+    return _bring(offer, taken, why, times[taken], times[0])
+
+
+def lean_after(
+    decision: Decision, offer: Offer, before: Lean, settings: DecisionSettings | None = None
+) -> Lean:
+    """What the next decision leans to; a probe and a cold start say nothing."""
+    if decision.why in {Why.COLD, Why.OFF, Why.PROBE, Why.NOTHING}:
+        return before
+    first = _first_of_restoring(offer, settings or DecisionSettings())
+    much = decision.tokens >= offer.hit[first - 1].end
+    return Lean.RESTORE if much else Lean.RECOMPUTE
+
+
+def _times(offer: Offer, prices: Prices, token_s: float) -> list[float]:
+    """Seconds to the first token, others' loss included, when 0, 1, 2, ... blocks are brought."""
+    wait = prices.prefill_wait_s
+    dear = token_s * (1.0 + prices.prefill_shadow)
+    times = [wait + offer.prompt_tokens * dear]
+    tiers: set[TierName] = set()
+    queue_s = bring_s = shadow_s = 0.0
+    for block in offer.hit:
+        price = prices.tiers[block.tier]
+        if block.tier not in tiers:
+            tiers.add(block.tier)
+            queue_s = max(queue_s, price.wait_s)
+            bring_s += price.fixed_s
+        bring_s += block.nbytes * price.byte_s
+        shadow_s += block.nbytes * price.byte_s * price.shadow
+        rest_s = (offer.prompt_tokens - block.end) * dear
+        times.append(max(queue_s + bring_s, wait) + shadow_s + rest_s)
+    return times
+
+
+def _first_of_restoring(offer: Offer, settings: DecisionSettings) -> int:
+    """From how many blocks on it counts as restoring; one at least."""
+    least = settings.side * offer.hit[-1].end
+    return next(number for number, block in enumerate(offer.hit, 1) if block.end >= least)
+
+
+def _best(times: Sequence[float], lengths: range) -> int:
+    """The best of these lengths; of equally good ones the longest."""
+    return min(lengths, key=lambda length: (times[length], -length))
+
+
+def _probe(offer: Offer, prices: Prices, settings: DecisionSettings) -> int:
+    """How many blocks to bring just to learn: only from tiers that are stale and idle."""
+    first = prices.tiers[offer.hit[0].tier]
+    if not (first.stale and first.idle):
+        return 0
+    return min(settings.probe_blocks, len(offer.hit))
+
+
+def _bring(offer: Offer, blocks: int, why: Why, ours_s: float, other_s: float) -> Decision:
+    tokens = offer.hit[blocks - 1].end
+    if blocks == len(offer.hit):
+        return Restore(tokens, why, ours_s, other_s)
+    return Partial(tokens, why, ours_s, other_s)

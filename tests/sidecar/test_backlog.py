@@ -1,0 +1,106 @@
+"""What is outstanding is counted, and nothing that is forgotten stays for ever."""
+
+from __future__ import annotations
+
+import pytest
+
+from sidecar.backlog import Backlog
+from storage.tiers.protocol import TierName
+from strongroom.wire.frames import Report
+from tests.sidecar.harness import ManualClock
+
+HOST, NVME = TierName.HOST, TierName.NVME
+
+
+def report(tokens: int, micros: int, waiting: int) -> Report:
+    return Report(100, 100, 0, waiting, tokens, micros, 0, 0)
+
+
+def test_bytes_are_outstanding_until_they_are_moved() -> None:
+    backlog = Backlog(ManualClock())
+    backlog.promise("e", "1", {HOST: 100, NVME: 200}, 10)
+    backlog.promise("e", "2", {NVME: 50}, 10)
+    assert (backlog.restoring_bytes(HOST), backlog.restoring_bytes(NVME)) == (100, 250)
+    backlog.moved("e", "1", NVME, 150)
+    assert backlog.restoring_bytes(NVME) == 100
+    backlog.brought("e", "1")
+    assert (backlog.restoring_bytes(HOST), backlog.restoring_bytes(NVME)) == (0, 50)
+    backlog.dropped("e", "2")
+    backlog.dropped("e", "2")
+    assert backlog.restoring_bytes(NVME) == 0
+
+
+def test_a_block_that_changed_its_tier_meanwhile_is_counted_once() -> None:
+    backlog = Backlog(ManualClock())
+    backlog.promise("e", "1", {NVME: 200}, 10)
+    backlog.moved("e", "1", HOST, 200)  # prefetched since
+    assert backlog.restoring_bytes(NVME) == 0
+    assert backlog.restoring_bytes(HOST) == 0
+
+
+def test_a_promise_that_nobody_ends_expires() -> None:
+    clock = ManualClock()
+    backlog = Backlog(clock, promise_s=30)
+    backlog.promise("e", "1", {HOST: 100}, 10)
+    clock.advance(29)
+    assert backlog.restoring_bytes(HOST) == 100
+    clock.advance(2)
+    assert backlog.restoring_bytes(HOST) == 0
+    backlog.moved("e", "1", HOST, 100)
+    assert backlog.restoring_bytes(HOST) == 0
+
+
+def test_promises_are_bounded_in_number() -> None:
+    backlog = Backlog(ManualClock(), promises_max=3)
+    for number in range(10):
+        backlog.promise("e", str(number), {HOST: 1}, 0)
+    assert backlog.restoring_bytes(HOST) == 3
+
+
+def test_tokens_are_owed_once_the_prefix_is_there() -> None:
+    backlog = Backlog(ManualClock())
+    backlog.promise("e", "1", {HOST: 100}, 400)
+    assert backlog.owed_tokens("e") == 0
+    backlog.brought("e", "1")
+    assert backlog.owed_tokens("e") == 400
+    backlog.promise("e", "2", {}, 1000)
+    assert backlog.owed_tokens("e") == 1400
+
+
+def test_a_request_that_is_dropped_while_it_loads_owes_nothing() -> None:
+    backlog = Backlog(ManualClock())
+    backlog.promise("e", "1", {HOST: 100}, 400)
+    backlog.dropped("e", "1")
+    assert backlog.owed_tokens("e") == 0
+
+
+def test_what_is_owed_goes_down_by_reports_and_by_the_clock_between_them() -> None:
+    clock = ManualClock()
+    backlog = Backlog(clock)
+    backlog.reported("e", report(0, 0, 0))
+    for number in range(10):
+        backlog.promise("e", str(number), {}, 1000)
+    clock.advance(1)
+    assert backlog.reported("e", report(4000, 1_000_000, 6)) == 10
+    assert backlog.owed_tokens("e") == 6000
+    clock.advance(0.5)
+    assert backlog.owed_tokens("e") == pytest.approx(4000, abs=1)
+    clock.advance(0.5)
+    backlog.reported("e", report(8000, 2_000_000, 2))
+    assert backlog.owed_tokens("e") == pytest.approx(2000, abs=1)
+
+
+def test_an_engine_where_nobody_waits_owes_nothing() -> None:
+    backlog = Backlog(ManualClock())
+    backlog.promise("e", "1", {}, 100_000)  # found in the engine's own cache
+    backlog.reported("e", report(0, 0, 0))
+    assert backlog.owed_tokens("e") == 0
+
+
+def test_an_engine_that_left_is_forgotten() -> None:
+    backlog = Backlog(ManualClock())
+    backlog.promise("e", "1", {HOST: 100}, 400)
+    backlog.promise("f", "1", {HOST: 10}, 400)
+    backlog.forget("e")
+    assert backlog.restoring_bytes(HOST) == 10
+    assert backlog.owed_tokens("e") == 0
