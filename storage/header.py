@@ -19,14 +19,14 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 from storage.block import BlockContext
 from storage.memory import pages
 from strongroom.blocks import BlockId
 from strongroom.errors import Corrupt, Misuse
 from strongroom.identity import ComponentId, NamespaceId
-from strongroom.limits import SEGMENTS_MAX
+from strongroom.limits import SEGMENT_BYTES_MAX, SEGMENTS_MAX
 
 VERSION: Final = 1
 HEADER_BYTES: Final = 4096
@@ -34,6 +34,7 @@ TAG_BYTES: Final = 16
 TAIL_BYTES: Final = 64
 MAGIC: Final = b"SRBLOCK\0"
 GONE_MAGIC: Final = b"SRGONE\0\0"
+PRIORITY_MAX: Final = 100
 
 _TAIL_MAGIC: Final = b"SRTAIL\0\0"
 _PLACE_MAGIC: Final = b"SRPLACE\0"
@@ -46,6 +47,7 @@ _PLACE_CHECKSUM_AT: Final = _PLACE_AT + 96
 _TAIL = struct.Struct("<8sQ16x32s")
 _BLANK: Final = bytes(HEADER_BYTES)
 _GONE = struct.Struct("<8sHHIQ")
+_RANK = struct.Struct("<I")
 
 
 class Fault(StrEnum):
@@ -100,6 +102,8 @@ class Placement:
     offset: int
     order: int
     """Rises with every write of one store."""
+    priority: int | None = None
+    """The block's retention priority; None where the default holds."""
 
 
 def record_bytes(segment_bytes: tuple[int, ...]) -> int:
@@ -190,15 +194,45 @@ def read_header(block: memoryview) -> Header:
     return header
 
 
-def check_tail(header_block: memoryview, tail: memoryview) -> None:
-    """Raise `BadRecord(TORN)` unless `tail` (64 bytes) ends the record of `header_block`."""
+class Facts(NamedTuple):
+    """What recovery keeps of a header: a tuple, since a million of them are read at a start."""
+
+    address: bytes
+    """The block's address, packed."""
+    parent: bytes
+    tenant: bytes
+    namespace: bytes
+    record_bytes: int
+    sequence: int
+    checksum: bytes
+
+
+def read_facts(block: memoryview) -> Facts:
+    """As `read_header`, with the same refusals, a third of its time and less in the answer."""
+    head = block[:HEADER_BYTES]
+    _check_kind(head)
+    checksum = hashlib.sha256(head[:_CHECKSUM_AT]).digest()
+    if checksum != head[_CHECKSUM_AT:_PLACE_AT]:
+        raise BadRecord(Fault.CORRUPT, "the header's checksum does not match")
+    fields = _FIXED.unpack_from(head)
+    count = fields[3]
+    if not 0 < count <= SEGMENTS_MAX or fields[2]:
+        raise BadRecord(Fault.CORRUPT, "flags or segment count out of range")
+    sizes = struct.unpack_from(f"<{count}I", head, _TABLE_AT)
+    if not fields[12] or min(sizes) == 0 or max(sizes) > SEGMENT_BYTES_MAX:
+        raise BadRecord(Fault.CORRUPT, "a header field is out of range")
+    plaintext = sum(sizes)
+    length = pages(HEADER_BYTES + plaintext + TAG_BYTES * count + TAIL_BYTES)
+    if fields[4] != length or fields[5] != plaintext:
+        raise BadRecord(Fault.CORRUPT, "the header's lengths contradict its segment table")
+    address = fields[9] + _RANK.pack(fields[13])
+    return Facts(address, fields[10], fields[7], fields[8], length, fields[6], checksum)
+
+
+def check_tail(facts: Facts, tail: memoryview) -> None:
+    """Raise `BadRecord(TORN)` unless `tail` (64 bytes) ends the record that `facts` are of."""
     magic, sequence, checksum = _TAIL.unpack(tail)
-    expected = _FIXED.unpack_from(header_block)[6]
-    if (
-        magic != _TAIL_MAGIC
-        or sequence != expected
-        or checksum != header_block[_CHECKSUM_AT:_PLACE_AT]
-    ):
+    if magic != _TAIL_MAGIC or sequence != facts.sequence or checksum != facts.checksum:
         raise BadRecord(Fault.TORN, "the record's tail is missing")
 
 
@@ -211,7 +245,7 @@ def write_placement(head: memoryview, placement: Placement) -> None:
         _PLACE_MAGIC,
         placement.store,
         placement.region,
-        0,
+        0 if placement.priority is None else placement.priority + 1,
         placement.generation,
         placement.offset,
         placement.order,
@@ -228,10 +262,10 @@ def read_placement(head: memoryview) -> Placement:
     """The placement of a header block; raises `BadRecord`."""
     if head[_PLACE_CHECKSUM_AT:HEADER_BYTES] != _placement_checksum(head):
         raise BadRecord(Fault.CORRUPT, "the placement's checksum does not match")
-    magic, store, region, reserved, generation, offset, order = _PLACE.unpack_from(head, _PLACE_AT)
-    if magic != _PLACE_MAGIC or reserved:
+    magic, store, region, kept, generation, offset, order = _PLACE.unpack_from(head, _PLACE_AT)
+    if magic != _PLACE_MAGIC or kept > PRIORITY_MAX + 1:
         raise BadRecord(Fault.CORRUPT, "not a placement")
-    return Placement(store, region, generation, offset, order)
+    return Placement(store, region, generation, offset, order, kept - 1 if kept else None)
 
 
 def gone_block(length: int) -> bytes:
@@ -250,7 +284,7 @@ def _check_kind(head: memoryview) -> None:
         believed = length if checksum == head[_CHECKSUM_AT:_PLACE_AT] else 0
         raise BadRecord(Fault.GONE, "the record was removed", record_bytes=believed)
     if magic != MAGIC:
-        blank = not any(head)
+        blank = head == _BLANK
         raise BadRecord(Fault.BLANK if blank else Fault.MAGIC, "no record starts here")
     version = int.from_bytes(head[8:10], "little")
     if version > VERSION:

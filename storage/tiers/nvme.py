@@ -1,15 +1,13 @@
-"""The NVMe tier: a log of self-describing records in region files.
+"""The NVMe tier: a log of self-describing records in region files, on one device or several.
 
-- One writer appends to the open region; when it is full a blank one is opened. One blank region
-  is always kept back: when it is all that is left, the region with the fewest live bytes has
-  its live records copied into it and is blank again (compaction). Regions are thus reused
-  whole, and the least recently used leaves are evicted block by block, children before parents.
-- The index is memory only. At start every region is walked by its record headers
-  (`storage.tiers.recovery`); of two records of one block the one that was sealed later counts.
-  What is found is charged to its tenant before the tier is open: a cold quota table would let a
-  tenant take everything, or evict everybody.
+- `storage.tiers.writer` appends to the open region, `reclaim` empties regions so that there is
+  one to open, `reader` reads, `recovery` rebuilds the index at start, `catalogue` keeps index,
+  quota and regions in step, `devices` knows which device is well. Here they are put together.
+- Records that are written or read together go in one system call where they are neighbours.
 - A dropped record's header is overwritten, so that a restart does not bring it back. If that
   write fails it may come back as a candidate, which its erased key keeps unreadable.
+- Over the day's write budget, below the free-space floor and with no region to be had, a write
+  is refused as `Overloaded`, each counted for itself; what is there stays readable.
 - No fsync on the way: it is a cache. An orderly stop syncs once.
 """
 
@@ -19,33 +17,53 @@ import asyncio
 import contextlib
 import errno
 import logging
-import os
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Self
 
 from storage.block import BlockAddress
-from storage.header import HEADER_BYTES, Fault, Header, Placement, gone_block, write_placement
-from storage.index import Index
-from storage.lifecycle import Admit, Place, Resident
+from storage.header import HEADER_BYTES, Fault, Header, gone_block
+from storage.lifecycle import Admit, Resident
 from storage.memory import aligned
-from storage.quota import Quota
-from storage.tiers.manifest import open_manifest, prepare_folder
+from storage.retention import PRIORITY_DEFAULT, Retention
+from storage.shares import Share
+from storage.tiers.budget import WriteBudget
+from storage.tiers.catalogue import Catalogue
+from storage.tiers.devices import Devices, MakeFiles
+from storage.tiers.limits import NvmeLimits
 from storage.tiers.protocol import TierName, TierStatistics, drop_in_steps
-from storage.tiers.recovery import Found, Survey, survey
-from storage.tiers.regions import REGION_HEADER_BYTES, Region, RegionFiles
+from storage.tiers.reader import Done, Reader
+from storage.tiers.reclaim import Reclaimer
+from storage.tiers.recovery import Progress, Recovered, recover
+from storage.tiers.regions import Region, RegionFiles
+from storage.tiers.writer import LogWriter, Spot
 from storage.workers import Workers
 from strongroom.clock import Clock
-from strongroom.errors import Corrupt, Missing, Overloaded, Unavailable
+from strongroom.errors import Missing, Overloaded, StrongroomError, Unavailable
 from strongroom.identity import ComponentId, NamespaceId
 
+__all__ = ["MakeFiles", "NvmeTier"]
+
 _log = logging.getLogger(__name__)
+_BURY_STEP = 32
+"""Headers that are overwritten before a writer has its turn."""
 
-COMPACT_LIVE_MAX = 0.75
-"""A fuller region is not worth copying: leaves are evicted until one is emptier than this."""
+Sealed = tuple[Header, memoryview, Admit]
+"""A record to be stored: it lies in page-aligned memory and is not changed."""
 
-MakeFiles = Callable[[Path, bytes, int, int], RegionFiles]
+
+@dataclass(slots=True)
+class _Pending:
+    """One record of a batch that has its room."""
+
+    number: int
+    header: Header
+    record: memoryview
+    admit: Admit
+    retention: Retention
+    spot: Spot
 
 
 class NvmeTier:
@@ -55,43 +73,35 @@ class NvmeTier:
 
     def __init__(
         self,
-        files: RegionFiles,
-        workers: Workers,
+        devices: Devices,
         clock: Clock,
+        limits: NvmeLimits,
         *,
-        lock: int,
         pin_ns: int,
         quota_bytes: int | None = None,
+        shares: Mapping[ComponentId, Share] | None = None,
     ) -> None:
-        self._files = files
-        self._workers = workers
-        self._clock = clock
-        self._lock = lock
-        self._pin_ns = pin_ns
-        self._index = Index(clock)
-        self._payload_bytes = files.region_bytes - REGION_HEADER_BYTES
-        # One region is the blank that compaction copies into.
-        self._capacity_bytes = (len(files.regions) - 1) * self._payload_bytes
-        self._quota = Quota(quota_bytes)
+        self._devices = devices
+        self._catalogue = Catalogue(devices, clock, quota_bytes, shares)
+        self._index = self._catalogue.index
+        self._shares = self._catalogue.shares
+        self._budget = WriteBudget(clock, limits.write_bytes_per_day)
+        self._writer = LogWriter(devices, self._budget, limits)
+        self._reclaimer = Reclaimer(self._catalogue, devices, self._writer, limits)
+        self._reader = Reader(self._catalogue, devices, clock, limits, pin_ns=pin_ns)
+        self._payload_bytes = min(devices.payload_bytes(region) for region in devices.regions)
         self._writing = asyncio.Lock()
-        """Guards tails, generations and which region is open: held for a write, a turnover and
-        a burial. Index, quota and members change on the event loop, between awaits."""
-        self._open_region: Region | None = None
-        self._order = 0
-        self._used_bytes = 0
-        self.last_sequence = 0
-        """The highest sealing number found at start."""
-        self._faults: Counter[Fault] = Counter()
+        """Guards which region is open, tails and generations: held while room is taken, while
+        a region is emptied and for a burial. Index, quota and regions' live bytes change on
+        the event loop, between awaits."""
+        self._recovered = Recovered.nothing()
         self._stored = 0
-        self._recovered = 0
-        self._evictions = 0
         self._overloads = 0
-        self._io_errors = 0
 
     @classmethod
     async def open(
         cls,
-        folder: Path,
+        folder: Path | Sequence[Path],
         capacity_bytes: int,
         region_bytes: int,
         workers: Workers,
@@ -99,82 +109,162 @@ class NvmeTier:
         *,
         pin_ns: int,
         quota_bytes: int | None = None,
-        progress: Callable[[int, int], None] | None = None,
+        shares: Mapping[ComponentId, Share] | None = None,
+        limits: NvmeLimits | None = None,
+        progress: Progress | None = None,
         make_files: MakeFiles = RegionFiles,
-    ) -> NvmeTier:
-        """Open or create the region files and rebuild the index.
+    ) -> Self:
+        """Open or make the region files and rebuild the index.
 
-        `progress(done, all)` is called after each region. Raises `Unavailable` when the files
-        cannot be prepared, `Conflict` when another process has them.
+        `folder` may be several, each on a device of its own; the capacity is theirs together.
+        Raises `Unavailable` when no folder can be prepared, `Conflict` when another process has
+        one.
         """
-        region_bytes -= region_bytes % HEADER_BYTES
-        async with contextlib.AsyncExitStack() as undo:
-            lock = prepare_folder(folder)
-            undo.callback(os.close, lock)
-            manifest = await open_manifest(folder, region_bytes)
-            if manifest.region_bytes != region_bytes:
-                _log.warning("%s keeps its region length, %d", folder, manifest.region_bytes)
-            made: list[RegionFiles] = []
-            count = capacity_bytes // manifest.region_bytes
-            await workers.run(
-                lambda: made.append(
-                    make_files(folder, manifest.store, manifest.region_bytes, count)
-                ),
-                always=True,
+        limits = limits or NvmeLimits()
+        folders = (folder,) if isinstance(folder, Path) else tuple(folder)
+        devices = await Devices.open(
+            folders, capacity_bytes, region_bytes, workers, clock, limits, make_files
+        )
+        try:
+            tier = cls(
+                devices, clock, limits, pin_ns=pin_ns, quota_bytes=quota_bytes, shares=shares
             )
-            files = made[0]
-            undo.callback(files.close)
-            tier = cls(files, workers, clock, lock=lock, pin_ns=pin_ns, quota_bytes=quota_bytes)
-            await tier._recover_all(progress)
-            undo.pop_all()
+            await tier._recover(limits.queue_depth, progress)
+        except BaseException:
+            devices.close()
+            raise
         return tier
 
+    @property
+    def last_sequence(self) -> int:
+        """The highest sealing number found at start."""
+        return self._recovered.last_sequence
+
     def __contains__(self, address: BlockAddress) -> bool:
-        return address in self._index
+        return address in self._catalogue
 
     def resident(self, address: BlockAddress) -> Resident | None:
-        row = self._index.get(address)
+        row = self._catalogue.row(address)
         return None if row is None else row.resident
 
     def namespace_of(self, address: BlockAddress) -> NamespaceId | None:
-        return self._index.namespace_of(address)
+        return self._index.namespace_of(address) if address in self._catalogue else None
 
     def touch(self, address: BlockAddress) -> None:
         self._index.touch(address)
 
-    async def put(self, header: Header, record: memoryview, admit: Admit) -> Resident:
-        """Append the record, which lies in 4 KiB aligned memory; it is not changed."""
-        context = header.context
-        nbytes = len(record)
-        if nbytes > self._payload_bytes:
-            self._overloads += 1
-            raise Overloaded("larger than a region", limit=self._payload_bytes)
-        self._quota.check(context.tenant, nbytes)
-        self._quota.charge(context.tenant, nbytes)
+    # Writing
+
+    async def put(
+        self,
+        header: Header,
+        record: memoryview,
+        admit: Admit,
+        retention: Retention = Retention(),  # noqa: B008 - frozen
+    ) -> Resident:
+        """Append one record; see `put_many`. Raises what that would answer."""
+        (answer,) = await self.put_many([(header, record, admit)], [retention])
+        if isinstance(answer, StrongroomError):
+            raise answer
+        return answer
+
+    async def put_many(
+        self, batch: Sequence[Sealed], retentions: Sequence[Retention] = ()
+    ) -> list[Resident | StrongroomError]:
+        """Append records; neighbours go out in one system call.
+
+        The answer has one entry for each, in order: it is there, or why not (`Overloaded`,
+        `QuotaExceeded`, `Unavailable`, or what its `admit` raised); one that is refused holds up
+        no other. Without `retentions` the default holds. When cancelled, no thread reads the
+        records any more, and what was not admitted has left nothing behind.
+        """
+        answers: list[Resident | StrongroomError] = [Unavailable("not written")] * len(batch)
+        pending: list[_Pending] = []
+        await self._devices.look_at_free_space()
         try:
             async with self._writing:
-                region, offset = await self._append(
-                    record, BlockAddress(context.parent, context.rank)
-                )
-            try:
-                admit()
-            except BaseException:
-                region.dead[offset] = nbytes
-                raise
+                for number, (header, record, admit) in enumerate(batch):
+                    retention = retentions[number] if retentions else Retention()
+                    try:
+                        self._check(header, len(record))
+                        if pending and not self._writer.fits(len(record)):
+                            # What is emptied next must not be what this batch still fills.
+                            await self._finish(pending, answers)
+                        spot = await self._take(header, len(record), retention)
+                    except StrongroomError as error:
+                        self._overloads += type(error) is Overloaded
+                        answers[number] = error
+                    else:
+                        pending.append(_Pending(number, header, record, admit, retention, spot))
+            await self._finish(pending, answers)
+        finally:
+            for left in pending:
+                self._abandon(left)
+        return answers
+
+    def _check(self, header: Header, nbytes: int) -> None:
+        if nbytes > self._payload_bytes:
+            raise Overloaded("larger than a region", limit=self._payload_bytes)
+        self._devices.check_floor()
+        self._budget.check()
+        self._shares.check(header.context.tenant, nbytes)
+
+    async def _take(self, header: Header, nbytes: int, retention: Retention) -> Spot:
+        """Charge the tenant and take room at the log's end, making it first."""
+        tenant = header.context.tenant
+        self._shares.charge(tenant, nbytes)
+        try:
+            keep = BlockAddress(header.context.parent, header.context.rank)
+            await self._reclaimer.make_room(nbytes, tenant, keep)
         except BaseException:
-            self._quota.credit(context.tenant, nbytes)
+            self._shares.credit(tenant, nbytes)
             raise
-        # From here to the end nothing awaits: visible at once, or not at all.
-        self.drop(context.address)
-        self._admit(region, offset, context.address, nbytes)
-        self._stored += 1
-        return self._index.insert(
+        return self._writer.take(nbytes, _kept_priority(retention))
+
+    async def _finish(
+        self, pending: list[_Pending], answers: list[Resident | StrongroomError]
+    ) -> None:
+        """Write what has room and make it visible, record by record."""
+        errors = await self._writer.write([(one.spot, one.record) for one in pending])
+        # From here to the end nothing awaits: each is visible at once, or not at all.
+        for error in errors:
+            one = pending.pop(0)
+            refusal = error
+            if refusal is None:
+                try:
+                    one.admit()
+                except StrongroomError as refused:
+                    refusal = refused
+                except BaseException:
+                    self._abandon(one)
+                    raise
+            if refusal is not None:
+                self._abandon(one)
+                answers[one.number] = refusal
+            else:
+                answers[one.number] = self._publish(one)
+
+    def _publish(self, one: _Pending) -> Resident:
+        context, spot = one.header.context, one.spot
+        resident = self._catalogue.add(
             context.address,
             context.parent,
             context.tenant,
             context.namespace,
-            self._place(region, offset, nbytes),
+            spot.region,
+            spot.offset,
+            spot.nbytes,
+            one.retention,
         )
+        self._writer.settle(spot, is_live=True)
+        self._stored += 1
+        return resident
+
+    def _abandon(self, one: _Pending) -> None:
+        self._writer.settle(one.spot, is_live=False)
+        self._shares.credit(one.header.context.tenant, one.spot.nbytes)
+
+    # Reading
 
     @contextlib.asynccontextmanager
     async def hold(self, address: BlockAddress) -> AsyncIterator[memoryview]:
@@ -186,51 +276,78 @@ class NvmeTier:
         yield buffer
 
     async def read_into(self, address: BlockAddress, into: memoryview) -> None:
-        """Read the record into aligned memory of its exact size.
+        """Read one record; see `read_many`. Raises what that would tell."""
+        errors: list[StrongroomError] = []
 
-        Raises `Missing`, `Corrupt` when the file is cut short, `Unavailable` when the device
-        fails, `Overloaded` when the disk queue is full.
+        def done(_: int, error: StrongroomError | None) -> None:
+            if error is not None:
+                errors.append(error)
+
+        await self._reader.read_many([(address, into)], done)
+        if errors:
+            raise errors[0]
+
+    async def read_many(
+        self, wanted: Sequence[tuple[BlockAddress, memoryview]], done: Done
+    ) -> None:
+        """Read records into aligned memory of their exact sizes, the first asked first.
+
+        `done(i, error)` is called on the loop as each is there: None, `Missing`, `Corrupt` when
+        the file is cut short, `Unavailable` when the device fails, `Overloaded` when the disk
+        queue is full. Returns when all were told. When cancelled, no thread writes into any of
+        the buffers any more.
         """
-        row = self._index.get(address)
-        if row is None:
-            raise Missing("not resident")
-        pin = self._index.pin(row.resident, self._clock() + self._pin_ns)
-        region, offset = self._where(row.place)
-        region.busy += 1
-        counts: list[int] = []
-        try:
-            await self._io(
-                lambda: counts.append(self._files.read(region, offset, into)), always=False
-            )
-        finally:
-            region.busy -= 1
-            if pin is not None:
-                self._index.unpin(pin)
-        if counts[0] < len(into):
-            raise Corrupt("the region file is cut short")
+        await self._reader.read_many(wanted, done)
+
+    # Leaving
 
     def evict(self, address: BlockAddress) -> int:
-        if self._index.is_pinned(address):
-            return 0
-        freed = self.drop(address)
-        self._evictions += 1 if freed else 0
-        return freed
+        return self._catalogue.evict(address)
 
     def drop(self, address: BlockAddress) -> int:
-        if address not in self._index:
-            return 0
-        row = self._index.remove(address)
-        region, offset = self._where(row.place)
-        nbytes = row.place.nbytes
-        del region.members[offset]
-        region.live_bytes -= nbytes
-        self._used_bytes -= nbytes
-        self._quota.credit(row.resident.tenant, nbytes)
-        region.dead[offset] = nbytes
-        return nbytes
+        return self._catalogue.drop(address)
 
     async def drop_namespaces(self, namespaces: Collection[NamespaceId]) -> tuple[int, int]:
         return await drop_in_steps(self._index, namespaces, self.drop)
+
+    async def bury_dead(self) -> int:
+        """Overwrite the headers of dropped records; returns how many.
+
+        Those of a region without any live record go together, by renewing it. What is dropped
+        meanwhile is for the next call.
+        """
+        await self._catalogue.forget_lost()
+        done = 0
+        for region in self._devices.regions:
+            left = len(region.dead)
+            while left > 0 and len(region.dead):
+                async with self._writing:
+                    done += await self._bury(region)
+                left -= _BURY_STEP
+                # Where there was nothing to write, others have not had their turn yet.
+                await asyncio.sleep(0)
+        return done
+
+    async def _bury(self, region: Region) -> int:
+        if region.busy or not self._devices.in_service(region):
+            return 0  # somebody may still be reading one of these very records
+        try:
+            if not region.live and region is not self._writer.region:
+                done = len(region.dead)
+                await self._writer.renew(region)
+                return done
+            # Taken off first: what comes back after a failure is a candidate, no more.
+            step = [region.dead.pop() for _ in range(min(_BURY_STEP, len(region.dead)))]
+            files = self._devices.files_of(region)
+            await self._devices.run(region, partial(_overwrite, files, region, step), always=True)
+        except (Unavailable, Overloaded):
+            _log.warning("dropped records' headers could not be overwritten")
+            region.dead.clear()
+            return 0
+        self._budget.spend(len(step) * HEADER_BYTES)
+        return len(step)
+
+    # The rest of the protocol
 
     def namespaces(self) -> Mapping[NamespaceId, int]:
         return self._index.namespaces()
@@ -239,77 +356,63 @@ class NvmeTier:
         return self._index.tenants()
 
     def set_quota(self, tenant: ComponentId, nbytes: int) -> None:
-        self._quota.set_cap(tenant, nbytes)
+        self._shares.set_cap(tenant, nbytes)
+
+    def set_share(self, tenant: ComponentId, guaranteed_bytes: int, weight: float) -> None:
+        """What a tenant is sure of here, and what its excess counts for."""
+        self._shares.set_share(tenant, guaranteed_bytes, weight)
+
+    def weight(self, tenant: ComponentId) -> float:
+        """A tenant's weight in this tier."""
+        return self._shares.weight(tenant)
+
+    def refused(self) -> Mapping[ComponentId, int]:
+        """Writes that were refused over a tenant's cap, by tenant."""
+        return self._shares.refused()
 
     def cap(self, tenant: ComponentId) -> int | None:
-        return self._quota.cap(tenant)
+        return self._shares.cap(tenant)
 
     def used(self) -> Mapping[ComponentId, int]:
-        return self._quota.used()
-
-    async def bury_dead(self) -> int:
-        """Overwrite the headers of dropped records; returns how many.
-
-        Those of a region without any live record go together, by renewing it. What is dropped
-        meanwhile is for the next call.
-        """
-        done = 0
-        for region in self._files.regions:
-            for offset in tuple(region.dead):
-                async with self._writing:
-                    done += await self._bury(region, offset)
-                # Where there was nothing to write, others have not had their turn yet.
-                await asyncio.sleep(0)
-        return done
-
-    async def _bury(self, region: Region, offset: int) -> int:
-        nbytes = region.dead.get(offset)
-        if nbytes is None or region.busy or offset in region.members:
-            return 0  # renewed meanwhile, or somebody may still be reading this very record
-        try:
-            if self._is_idle(region):
-                done = len(region.dead)
-                await self._renew(region)
-                return done
-            page = aligned(HEADER_BYTES)
-            page[:] = gone_block(nbytes)
-            await self._io(partial(self._files.write, region, offset, [page]))
-        except (Unavailable, Overloaded):
-            _log.warning("a dropped record's header could not be overwritten")
-            return 0
-        finally:
-            # Also after a failure: what comes back after a restart is a candidate, no more.
-            region.dead.pop(offset, None)
-        return 1
-
-    async def _renew(self, region: Region) -> None:
-        await self._io(partial(self._files.renew, region))
-        region.dead.clear()
+        return self._shares.used()
 
     async def sync(self) -> None:
         """Bury what was dropped and bring the regions to the device. Raises `Unavailable`."""
         await self.bury_dead()
-        await self._io(self._files.sync)
+        try:
+            await self._devices.workers.run(*self._devices.sync(), always=True)
+        except OSError as error:
+            name = errno.errorcode.get(error.errno or 0, "error")
+            raise Unavailable(f"the NVMe device failed: {name}") from error
 
     def statistics(self) -> TierStatistics:
+        faults = self._recovered.faults
         return TierStatistics(
             name=self.name,
             blocks=len(self._index),
-            used_bytes=self._used_bytes,
-            capacity_bytes=self._capacity_bytes,
+            used_bytes=self._catalogue.used_bytes,
+            capacity_bytes=self._catalogue.capacity_bytes,
             pinned=self._index.pinned,
             pinned_bytes=self._index.pinned_bytes,
             stored=self._stored,
-            evictions=self._evictions,
-            quota_refusals=self._quota.refusals,
+            evictions=self._catalogue.evictions,
+            quota_refusals=self._shares.refusals,
             overloads=self._overloads,
-            io_errors=self._io_errors,
-            recovered=self._recovered,
-            torn=self._faults[Fault.TORN],
-            foreign=self._faults[Fault.FOREIGN],
-            stale=self._faults[Fault.STALE],
-            corrupt=self._faults[Fault.CORRUPT],
-            future=self._faults[Fault.FUTURE],
+            io_errors=self._devices.errors,
+            recovered=self._recovered.blocks,
+            torn=faults[Fault.TORN],
+            foreign=faults[Fault.FOREIGN],
+            stale=faults[Fault.STALE],
+            corrupt=faults[Fault.CORRUPT],
+            future=faults[Fault.FUTURE],
+            unburied=sum(len(region.dead) for region in self._devices.regions),
+            written_bytes=self._budget.written_bytes,
+            moved=self._reclaimer.moved,
+            reclaimed_regions=self._reclaimer.reclaimed,
+            budget_refusals=self._budget.refusals,
+            floor_refusals=self._devices.floor_refusals,
+            devices_out=self._devices.out,
+            lost=self._catalogue.lost,
         )
 
     async def close(self) -> None:
@@ -318,179 +421,25 @@ class NvmeTier:
         except (Unavailable, Overloaded) as error:
             _log.warning("the NVMe tier is closed without a sync: %s", error.message)
         finally:
-            self._files.close()
-            os.close(self._lock)
+            self._devices.close()
 
-    # Writing; all of it under `_writing`
-
-    async def _append(self, record: memoryview, keep: BlockAddress) -> tuple[Region, int]:
-        nbytes = len(record)
-        region = await self._room(nbytes, keep)
-        offset = region.tail
-        self._order += 1
-        head = aligned(HEADER_BYTES)
-        head[:] = record[:HEADER_BYTES]
-        write_placement(
-            head,
-            Placement(self._files.store, region.number, region.generation, offset, self._order),
-        )
-        # Advanced first: a write that fails half way leaves a torn record, never a shared one.
-        region.tail += nbytes
-        region.busy += 1
-        try:
-            await self._io(
-                partial(self._files.write, region, offset, [head, record[HEADER_BYTES:]])
-            )
-        except BaseException:
-            region.dead[offset] = nbytes
-            raise
-        finally:
-            region.busy -= 1
-        return region, offset
-
-    async def _room(self, nbytes: int, keep: BlockAddress) -> Region:
-        """A region with room for `nbytes` at its tail. Raises `Overloaded` or `Unavailable`."""
-        while not self._fits(self._open_region, nbytes):
-            self._open_region = None
-            empty = [region for region in self._files.regions if not region.members]
-            idle = [region for region in empty if not region.busy]
-            idle.sort(key=lambda region: region.failures)
-            if len(idle) > 1:
-                await self._turn_to(idle[0])
-                continue
-            victim = self._worth_compacting(nbytes) if idle else None
-            if victim is not None:
-                await self._turn_to(idle[0])
-                await self._move_live_records(victim)
-                continue
-            leaf = next(self._index.victims(keep=keep), None)
-            # An empty region that is still being read will be idle in a moment: with nothing
-            # to copy into, evicting more meanwhile would gain nothing.
-            soon = bool(empty) and not idle
-            if soon or leaf is None or not self.evict(leaf):
-                self._overloads += 1
-                raise Overloaded("no region of the NVMe tier can be emptied now")
-        region = self._open_region
-        assert region is not None
-        return region
-
-    def _fits(self, region: Region | None, nbytes: int) -> bool:
-        return region is not None and region.tail + nbytes <= self._files.region_bytes
-
-    def _is_idle(self, region: Region) -> bool:
-        return not region.members and not region.busy and region is not self._open_region
-
-    async def _turn_to(self, region: Region) -> None:
-        if not (region.clean and region.tail == REGION_HEADER_BYTES):
-            await self._renew(region)
-        self._open_region = region
-
-    def _worth_compacting(self, nbytes: int) -> Region | None:
-        """The emptiest region, if `nbytes` fit behind its live records once they are moved."""
-        limit = min(int(COMPACT_LIVE_MAX * self._payload_bytes), self._payload_bytes - nbytes)
-        quiet = [region for region in self._files.regions if region.members and not region.busy]
-        victim = min(quiet, key=lambda region: region.live_bytes, default=None)
-        return victim if victim is not None and victim.live_bytes <= limit else None
-
-    async def _move_live_records(self, victim: Region) -> None:
-        """Copy what lives in `victim` into the open region, in order."""
-        for offset, packed in sorted(victim.members.items()):
-            address = BlockAddress.unpack(packed)
-            row = self._index.get(address)
-            if row is None or self._where(row.place) != (victim, offset):
-                continue
-            nbytes = row.place.nbytes
-            buffer = aligned(nbytes)
-            await self._io(partial(_read_all, self._files, victim, offset, buffer))
-            region, new_offset = await self._append(buffer, address)
-            new = self._place(region, new_offset, nbytes)
-            if self._index.relocate(address, row.place, new):
-                del victim.members[offset]
-                victim.live_bytes -= nbytes
-                region.members[new_offset] = packed
-                region.live_bytes += nbytes
-            else:
-                region.dead[new_offset] = nbytes
-
-    def _admit(self, region: Region, offset: int, address: BlockAddress, nbytes: int) -> None:
-        region.members[offset] = address.pack()
-        region.live_bytes += nbytes
-        self._used_bytes += nbytes
-
-    def _place(self, region: Region, offset: int, nbytes: int) -> Place:
-        return Place(region.number * self._files.region_bytes + offset, nbytes)
-
-    def _where(self, place: Place) -> tuple[Region, int]:
-        number, offset = divmod(place.offset, self._files.region_bytes)
-        return self._files.regions[number], offset
-
-    async def _io(self, job: Callable[[], None], *, always: bool = True) -> None:
-        try:
-            await self._workers.run(job, always=always)
-        except OSError as error:
-            self._io_errors += 1
-            if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-                raise Overloaded("the NVMe device is full", field="nvme") from error
-            name = errno.errorcode.get(error.errno or 0, "error")
-            raise Unavailable(f"the NVMe device failed: {name}") from error
-
-    # Recovery
-
-    async def _recover_all(self, progress: Callable[[int, int], None] | None) -> None:
-        candidates: list[Found] = []
-        regions = self._files.regions
-        for done, region in enumerate(regions, 1):
-            results = [Survey()]
-            try:
-                await self._io(partial(_survey_into, self._files, region, results))
-            except (Unavailable, Overloaded) as error:
-                _log.warning("region %d was not read: %s", region.number, error.message)
-            result = results[-1]
-            candidates += result.found
-            region.tail = result.tail
-            region.clean = bool(result.found) and not result.faults
-            self._faults += result.faults
-            if progress is not None:
-                progress(done, len(regions))
-        # Parents were sealed before their children, so this order links them; it is also the
-        # best guess at recency.
-        candidates.sort(key=lambda found: (found.header.sequence, found.order))
-        for found in candidates:
-            self._recover(found)
-        self._reopen_last(candidates)
-
-    def _recover(self, found: Found) -> None:
-        context = found.header.context
-        nbytes = found.header.record_bytes
-        if context.address in self._index:
-            self._faults[Fault.STALE] += 1
-            self.drop(context.address)
-            self._recovered -= 1
-        self.last_sequence = max(self.last_sequence, found.header.sequence)
-        self._order = max(self._order, found.order)
-        self._admit(found.region, found.offset, context.address, nbytes)
-        self._quota.charge(context.tenant, nbytes)
-        self._recovered += 1
-        self._index.insert(
-            context.address,
-            context.parent,
-            context.tenant,
-            context.namespace,
-            self._place(found.region, found.offset, nbytes),
-        )
-
-    def _reopen_last(self, candidates: list[Found]) -> None:
-        """Go on in the region that was written last, if nothing in it was damaged."""
-        if candidates:
-            last = max(candidates, key=lambda found: found.order).region
-            if last.clean:
-                self._open_region = last
+    async def _recover(self, depth: int, progress: Progress | None) -> None:
+        found = await recover(self._devices, self._catalogue, depth, progress)
+        self._recovered = found
+        self._writer.order = found.last_order
+        if found.last_region is not None and self._devices.writable(found.last_region):
+            self._writer.region = found.last_region
 
 
-def _read_all(files: RegionFiles, region: Region, offset: int, into: memoryview) -> None:
-    if files.read(region, offset, into) < len(into):
-        raise OSError(errno.EIO, "the region file is cut short")
+def _kept_priority(retention: Retention) -> int | None:
+    """What a restart is to know: a priority for a time ends with the process that knew when."""
+    if retention.duration_s is not None or retention.priority == PRIORITY_DEFAULT:
+        return None
+    return retention.priority
 
 
-def _survey_into(files: RegionFiles, region: Region, results: list[Survey]) -> None:
-    results.append(survey(files, region))
+def _overwrite(files: RegionFiles, region: Region, step: Sequence[tuple[int, int]]) -> None:
+    page = aligned(HEADER_BYTES)
+    for offset, nbytes in step:
+        page[:] = gone_block(nbytes)
+        files.write(region, offset, [page])

@@ -57,6 +57,18 @@ class TierStatistics:
     stale: int = 0
     corrupt: int = 0
     future: int = 0
+    # Of a tier on disks alone:
+    unburied: int = 0
+    """Dropped records whose headers are not overwritten yet."""
+    written_bytes: int = 0
+    moved: int = 0
+    """Records that were kept when their region was reclaimed."""
+    reclaimed_regions: int = 0
+    budget_refusals: int = 0
+    floor_refusals: int = 0
+    devices_out: int = 0
+    lost: int = 0
+    """Blocks that went with a failing device or a damaged region."""
 
 
 class Tier(Protocol):

@@ -1,140 +1,171 @@
-"""Recovery: what a region file holds, read from its records' headers alone.
+"""Rebuilding the index at start: every region is surveyed, several at once, then all are merged.
 
-Rules:
-- Each record is read by its first and last page. A header that does not check, a length beyond
-  the region, a tail that is not its header's, a placement of elsewhere: the record is dropped
-  and counted under its fault. No key is here, so nothing more can be known; GCM decides later.
-- After a record whose length can be believed the walk goes on behind it. Otherwise it looks at
-  every page for the next record of this region and generation. Zeros count as nothing.
-- Nothing that is found is trusted to be right, only to be a candidate.
+- Surveys run on the disk executor and leave columns. Merging walks them in the order of sealing:
+  parents were sealed before their children, so that links them, and it is the best guess at
+  recency. No list of all records is ever made.
+- Of two records of one block the one that was sealed later counts, then the one written later.
+- What is found is charged to its tenant before the tier is open: a cold quota table would let a
+  tenant take everything, or evict everybody.
+- A region that cannot be read is left out; it will be renewed before it is written again.
 """
 
 from __future__ import annotations
 
+import asyncio
+import heapq
+import logging
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
 
-from storage.header import (
-    HEADER_BYTES,
-    TAIL_BYTES,
-    BadRecord,
-    Fault,
-    Header,
-    check_tail,
-    read_header,
-    read_placement,
-)
-from storage.memory import PAGE_BYTES, aligned
-from storage.tiers.regions import REGION_HEADER_BYTES, Region, RegionFiles
+from storage.block import BlockAddress
+from storage.header import PRIORITY_MAX, Fault
+from storage.retention import Retention
+from storage.tiers.catalogue import Catalogue
+from storage.tiers.devices import Devices
+from storage.tiers.flow import in_flight_at_most
+from storage.tiers.regions import Region, RegionFiles
+from storage.tiers.survey import Survey, survey
+from strongroom.blocks import BlockId
+from strongroom.errors import Overloaded, Unavailable
+from strongroom.identity import ComponentId, NamespaceId
 
-_NAMES = {Fault.MAGIC: Fault.CORRUPT}
+_log = logging.getLogger(__name__)
+_STEP = 256
+"""Rows that go into the index before others may run: about a millisecond."""
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A candidate: a whole record of this store, where it was written."""
+class RecoveryProgress:
+    """How far a start is: first regions are read, then blocks go into the index."""
 
-    region: Region
-    offset: int
-    header: Header
-    order: int
-
-
-@dataclass(slots=True)
-class Survey:
-    """What one region holds."""
-
-    found: list[Found] = field(default_factory=list)
-    faults: Counter[Fault] = field(default_factory=Counter)
-    tail: int = REGION_HEADER_BYTES
-    """Behind the last record or fault."""
+    read_bytes: int = 0
+    total_bytes: int = 0
+    indexed_blocks: int = 0
+    total_blocks: int = 0
+    """Found so far; all of them once everything is read."""
 
 
-def survey(files: RegionFiles, region: Region) -> Survey:
-    """Walk one region. Blocks; raises `OSError` when the device fails.
-
-    A region whose own header is not this store's is foreign as a whole, and blank when it was
-    never used.
-    """
-    result = Survey()
-    generation = files.generation_of(region)
-    if generation is None:
-        if files.next_data(region, 0) < files.region_bytes and not _is_blank(files, region):
-            result.faults[Fault.FOREIGN] += 1
-        result.tail = files.region_bytes
-        return result
-    region.generation = generation
-    _Walk(files, region, result).run()
-    return result
+Progress = Callable[[RecoveryProgress], None]
 
 
-class _Walk:
-    def __init__(self, files: RegionFiles, region: Region, result: Survey) -> None:
-        self._files = files
-        self._region = region
-        self._result = result
-        self._head = aligned(HEADER_BYTES)
-        self._last = aligned(PAGE_BYTES)
-        self._lost = False
-        """Behind a fault of unknown length: pages are looked at until one makes sense."""
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """What a start has found."""
 
-    def run(self) -> None:
-        offset = REGION_HEADER_BYTES
-        while offset + HEADER_BYTES <= self._files.region_bytes:
-            offset = self._step(offset)
+    blocks: int
+    faults: Counter[Fault]
+    last_sequence: int
+    last_order: int
+    last_region: Region | None
+    """Written last and undamaged: the log may go on behind it."""
 
-    def _step(self, offset: int) -> int:
-        """Take or count what is at `offset`; returns where to look next."""
-        count = self._files.read(self._region, offset, self._head)
-        if count < HEADER_BYTES:
-            self._result.faults[Fault.TORN] += count > 0
-            return self._files.region_bytes
-        length = 0
+    @classmethod
+    def nothing(cls) -> Recovered:
+        """Before anything was looked at."""
+        return cls(0, Counter(), 0, 0, None)
+
+
+async def recover(
+    devices: Devices, catalogue: Catalogue, depth: int, progress: Progress | None
+) -> Recovered:
+    """Fill an empty catalogue from the devices; returns what was found."""
+    told = progress or (lambda _: None)
+    surveys = await _survey_all(devices, depth, told)
+    faults: Counter[Fault] = Counter()
+    last_order = last_sequence = 0
+    last: Region | None = None
+    for region, result in surveys:
+        region.generation = result.generation or region.generation
+        region.tail = result.tail
+        region.clean = result.is_clean
+        faults += result.faults
+        if len(result.found):
+            region.filled = result.last_order
+            last_sequence = max(last_sequence, result.last_sequence)
+        if region.filled > last_order:
+            last_order, last = region.filled, region
+    stale = await _merge(surveys, catalogue, told)
+    faults[Fault.STALE] += stale
+    return Recovered(
+        blocks=len(catalogue.index),
+        faults=faults,
+        last_sequence=last_sequence,
+        last_order=last_order,
+        last_region=last if last is not None and last.clean else None,
+    )
+
+
+async def _survey_all(devices: Devices, depth: int, told: Progress) -> list[tuple[Region, Survey]]:
+    results: list[tuple[Region, Survey]] = []
+    total = sum(devices.files_of(region).region_bytes for region in devices.regions)
+    at = RecoveryProgress(total_bytes=total)
+
+    async def one(region: Region) -> None:
+        nonlocal at
+        files = devices.files_of(region)
+        made = [Survey()]
         try:
-            header = read_header(self._head)
-            length = header.record_bytes
-            order = self._check_place(offset)
-            self._check_whole(offset, length)
-        except BadRecord as error:
-            if error.fault is Fault.BLANK:
-                return max(offset + PAGE_BYTES, self._files.next_data(self._region, offset))
-            length = length or error.record_bytes
-            self._count(error.fault, length)
-        else:
-            self._lost = False
-            self._result.found.append(Found(self._region, offset, header, order))
-        if not length or offset + length > self._files.region_bytes:
-            length = PAGE_BYTES
-        self._result.tail = offset + length
-        return offset + length
+            await devices.run(region, partial(_survey_into, files, region, made), always=True)
+        except (Unavailable, Overloaded) as error:
+            _log.warning("region %d was not read: %s", region.number, error.message)
+        results.append((region, made[-1]))
+        at = replace(
+            at,
+            read_bytes=at.read_bytes + files.region_bytes,
+            total_blocks=at.total_blocks + len(made[-1].found),
+        )
+        told(at)
 
-    def _check_place(self, offset: int) -> int:
-        placement = read_placement(self._head)
-        region = self._region
-        if placement.store != self._files.store:
-            raise BadRecord(Fault.FOREIGN, "another store's record")
-        if (placement.region, placement.offset) != (region.number, offset):
-            raise BadRecord(Fault.FOREIGN, "a record that was written elsewhere")
-        if placement.generation != region.generation:
-            raise BadRecord(Fault.STALE, "a record of what the region held before")
-        return placement.order
-
-    def _check_whole(self, offset: int, length: int) -> None:
-        end = offset + length
-        if end > self._files.region_bytes:
-            raise BadRecord(Fault.TORN, "the record goes beyond its region")
-        if self._files.read(self._region, end - PAGE_BYTES, self._last) < PAGE_BYTES:
-            raise BadRecord(Fault.TORN, "the region file is cut short")
-        check_tail(self._head, self._last[-TAIL_BYTES:])
-
-    def _count(self, fault: Fault, length: int) -> None:
-        # Ciphertext behind a damaged header is page after page of the same fault: one count.
-        if fault is not Fault.GONE and not (self._lost and fault is Fault.MAGIC):
-            self._result.faults[_NAMES.get(fault, fault)] += 1
-        self._lost = length == 0
+    await in_flight_at_most(depth, devices.regions, one)
+    return results
 
 
-def _is_blank(files: RegionFiles, region: Region) -> bool:
-    """Whether a region without a header is all zeros where a header and a record would be."""
-    pages = aligned(2 * PAGE_BYTES)
-    return not any(pages[: files.read(region, 0, pages)])
+async def _merge(surveys: list[tuple[Region, Survey]], catalogue: Catalogue, told: Progress) -> int:
+    """Put all that was found into the catalogue; returns how many were stale."""
+    total = sum(len(result.found) for _, result in surveys)
+    at = RecoveryProgress(total_blocks=total)
+    owners = [
+        [(ComponentId(t.hex()), NamespaceId(n.hex())) for t, n in result.found.owners]
+        for _, result in surveys
+    ]
+    kept = {None: Retention()} | {n: Retention(n) for n in range(PRIORITY_MAX + 1)}
+    stale = done = 0
+    for _, _, number, row in heapq.merge(
+        *(_in_order(number, result) for number, (_, result) in enumerate(surveys))
+    ):
+        region, result = surveys[number]
+        found = result.found
+        address = BlockAddress.unpack(found.address(row))
+        tenant, namespace = owners[number][found.owner(row)]
+        nbytes = found.nbytes(row)
+        stale += address in catalogue.index
+        catalogue.shares.charge(tenant, nbytes)
+        catalogue.add(
+            address,
+            BlockId(found.parent(row)),
+            tenant,
+            namespace,
+            region,
+            found.offset(row),
+            nbytes,
+            kept[found.priority(row)],
+        )
+        done += 1
+        if done % _STEP == 0:
+            told(replace(at, indexed_blocks=done))
+            await asyncio.sleep(0)
+    told(replace(at, indexed_blocks=done))
+    return stale
+
+
+def _in_order(number: int, result: Survey) -> Iterator[tuple[int, int, int, int]]:
+    """Sequence, order, the survey's number and the row, rising."""
+    found = result.found
+    for row in found.by_sealing():
+        yield found.sequences[row], found.orders[row], number, row
+
+
+def _survey_into(files: RegionFiles, region: Region, results: list[Survey]) -> None:
+    results.append(survey(files, region))

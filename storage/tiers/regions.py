@@ -12,16 +12,19 @@ and the page cache stands in between. File names are numbers; files are 0600.
 
 from __future__ import annotations
 
+import array
 import errno
 import hashlib
 import logging
 import os
 import struct
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from storage.memory import PAGE_BYTES, aligned
+from storage.tiers.operations import FileOperations, Posix
 from strongroom.errors import Unavailable
 
 REGION_MAGIC: Final = b"SRREGION"
@@ -30,25 +33,67 @@ REGION_HEADER_BYTES: Final = 4096
 REGIONS_MIN: Final = 2
 _PREFIX: Final = struct.Struct("<8sHHI16sQQ")
 _CHECKSUM_AT: Final = REGION_HEADER_BYTES - 32
+PARTS_MAX: Final = os.sysconf("SC_IOV_MAX")
+"""How many buffers one vectored call may have."""
 _log = logging.getLogger(__name__)
+
+
+class Dead:
+    """Records that were dropped and whose headers are still there, eight bytes each."""
+
+    __slots__ = ("_lengths", "_starts")
+
+    def __init__(self) -> None:
+        self._starts = array.array("I")
+        self._lengths = array.array("I")
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        """Offset and length of each."""
+        for start, length in zip(self._starts, self._lengths, strict=True):
+            yield start * PAGE_BYTES, length * PAGE_BYTES
+
+    def add(self, offset: int, nbytes: int) -> None:
+        """A record's bytes are nobody's any more."""
+        self._starts.append(offset // PAGE_BYTES)
+        self._lengths.append(nbytes // PAGE_BYTES)
+
+    def pop(self) -> tuple[int, int]:
+        """Take one off: offset and length."""
+        return self._starts.pop() * PAGE_BYTES, self._lengths.pop() * PAGE_BYTES
+
+    def clear(self) -> None:
+        """The region was renewed."""
+        self.__init__()  # type: ignore[misc]  # also gives the columns' memory back
 
 
 @dataclass(slots=True, eq=False)
 class Region:
-    """One region file. `tail` is where the next record goes."""
+    """One region file. `tail` is where the next record goes.
+
+    Which records live in it is told by the index and by the file alone: nothing is kept here
+    for a block, but for eight bytes of a dropped one until its header is overwritten.
+    """
 
     number: int
+    """Its number in its folder, as its file is named."""
     fd: int
     generation: int
     tail: int
-    members: dict[int, bytes] = field(default_factory=dict)
-    """Live records: offset to packed address."""
-    dead: dict[int, int] = field(default_factory=dict)
-    """Dropped records whose headers are still there: offset to length. At most what was written
-    since the region was renewed, which ends them all."""
+    slot: int = 0
+    """Its number in the whole tier, over all devices."""
+    device: int = 0
+    """The number of the device that it is on."""
+    live: int = 0
     live_bytes: int = 0
+    dead: Dead = field(default_factory=Dead)
     busy: int = 0
-    """Reads and writes in flight; the region is not renewed meanwhile."""
+    """Reads and writes in flight, and records that are written and not admitted yet; the region
+    is not renewed meanwhile."""
+    filled: int = 0
+    """The write order of its last record: regions that were filled long ago are reclaimed first."""
     fresh: bool = False
     """Just allocated: all zeros, so that renewing it allocates nothing."""
     failures: int = 0
@@ -64,7 +109,15 @@ class RegionFiles:
     with less than two there is no tier, and `Unavailable` is raised.
     """
 
-    def __init__(self, folder: Path, store: bytes, region_bytes: int, count: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        store: bytes,
+        region_bytes: int,
+        count: int,
+        operations: FileOperations | None = None,
+    ) -> None:
+        self._operations = operations or Posix()
         self.folder = folder
         self.store = store
         self.region_bytes = region_bytes
@@ -93,27 +146,38 @@ class RegionFiles:
         region.clean = True
         region.failures = 0
 
-    def write(self, region: Region, offset: int, data: list[memoryview]) -> None:
+    def write(self, region: Region, offset: int, data: Sequence[memoryview]) -> None:
         """Write all of `data` at `offset`; each part is page-aligned memory, whole pages."""
         parts = list(data)
         while parts:
-            written = os.pwritev(region.fd, parts, offset)
-            if written <= 0:
+            written = self._operations.pwritev(region.fd, parts[:PARTS_MAX], offset)
+            # O_DIRECT goes on at whole pages only: what is left of a page is written again.
+            whole = written - written % PAGE_BYTES
+            if whole <= 0:
                 raise OSError(errno.EIO, "short write")
-            offset += written
-            while parts and written >= len(parts[0]):
-                written -= len(parts.pop(0))
-            if parts:
-                parts[0] = parts[0][written:]
+            offset += whole
+            parts = _behind(parts, whole)
 
     def read(self, region: Region, offset: int, into: memoryview) -> int:
         """Fill `into` from `offset`; fewer bytes are read only at the end of the file."""
+        return self.read_parts(region, offset, [into])
+
+    def read_parts(self, region: Region, offset: int, parts: Sequence[memoryview]) -> int:
+        """Fill `parts` from `offset`, in order, as `read` does."""
+        left = list(parts)
         done = 0
-        while done < len(into):
-            count = os.preadv(region.fd, [into[done:]], offset + done)
-            if count == 0:
-                break
-            done += count
+        stuck = False
+        while left:
+            count = self._operations.preadv(region.fd, left[:PARTS_MAX], offset + done)
+            whole = count - count % PAGE_BYTES
+            if whole:
+                stuck = False
+                done += whole
+                left = _behind(left, whole)
+            elif stuck or not count:
+                return done + count
+            else:
+                stuck = True  # less than a page: the end of the file, unless it was an accident
         return done
 
     def next_data(self, region: Region, offset: int) -> int:
@@ -123,10 +187,14 @@ class RegionFiles:
         except OSError as error:
             return self.region_bytes if error.errno == errno.ENXIO else offset
 
+    def free_bytes(self) -> int:
+        """What is free on the folder's file system."""
+        return self._operations.free_bytes(self.folder)
+
     def sync(self) -> None:
         """Bring everything to the device: at an orderly stop, so that a power cut finds it."""
         for region in self.regions:
-            os.fdatasync(region.fd)
+            self._operations.sync(region.fd)
 
     def generation_of(self, region: Region) -> int | None:
         """The generation that the region's header tells; None when it is not this store's."""
@@ -190,7 +258,7 @@ class RegionFiles:
     def _allocate(self, fd: int) -> None:
         os.ftruncate(fd, 0)
         try:
-            os.posix_fallocate(fd, 0, self.region_bytes)
+            self._operations.allocate(fd, self.region_bytes)
         except OSError:
             os.ftruncate(fd, 0)
             raise
@@ -207,6 +275,15 @@ class RegionFiles:
             REGION_MAGIC, REGION_VERSION, 0, number, self.store, generation, self.region_bytes
         ).ljust(_CHECKSUM_AT, b"\0")
         return body + hashlib.sha256(body).digest()
+
+
+def _behind(parts: list[memoryview], nbytes: int) -> list[memoryview]:
+    """`parts` without their first `nbytes` bytes."""
+    for index, part in enumerate(parts):
+        if nbytes < len(part):
+            return [part[nbytes:], *parts[index + 1 :]]
+        nbytes -= len(part)
+    return []
 
 
 def _direct_works(folder: Path) -> bool:

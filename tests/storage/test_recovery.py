@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from storage.block import BlockContext
+from storage.faulty import Call, Faulty
 from storage.header import HEADER_BYTES, VERSION, record_bytes
+from storage.tiers.limits import NvmeLimits
 from storage.tiers.nvme import MakeFiles, NvmeTier
-from storage.tiers.regions import REGION_HEADER_BYTES, Region, RegionFiles
+from storage.tiers.regions import REGION_HEADER_BYTES, RegionFiles
 from storage.workers import disk_workers
 from strongroom.errors import Conflict, QuotaExceeded, Unavailable
 from tests.storage.support import FakeClock, component, context, namespace, sealed
@@ -29,18 +31,27 @@ def admit() -> None:
 
 @asynccontextmanager
 async def opened(
-    folder: Path, regions: int = 4, quota: int | None = None, make: MakeFiles = RegionFiles
+    folder: Path | Sequence[Path],
+    regions: int = 4,
+    quota: int | None = None,
+    make: MakeFiles = RegionFiles,
+    *,
+    region: int = REGION,
+    limits: NvmeLimits | None = None,
+    clock: FakeClock | None = None,
+    queue_max: int = 64,
 ) -> AsyncIterator[NvmeTier]:
-    workers = disk_workers(2, 64)
+    workers = disk_workers(4, queue_max)
     try:
         tier = await NvmeTier.open(
             folder,
-            regions * REGION,
-            REGION,
+            regions * region,
+            region,
             workers,
-            FakeClock(),
+            clock or FakeClock(),
             pin_ns=10**9,
             quota_bytes=quota,
+            limits=limits,
             make_files=make,
         )
         try:
@@ -53,12 +64,12 @@ async def opened(
 
 def dead(tier: NvmeTier) -> int:
     """Dropped records whose headers are still on the device."""
-    return sum(len(region.dead) for region in tier._files.regions)
+    return sum(len(region.dead) for region in tier._devices.regions)
 
 
 def forget_dead(tier: NvmeTier) -> None:
     """What the death of the process would lose."""
-    for region in tier._files.regions:
+    for region in tier._devices.regions:
         region.dead.clear()
 
 
@@ -234,7 +245,7 @@ async def test_what_a_region_held_before_is_stale(folder: Path, stored: list[byt
     async with opened(folder) as tier:
         for number in (1, 2, 3):
             tier.drop(context(number).address)
-        tier._open_region = None
+        tier._writer.region = None
         await tier.bury_dead()
         assert peek(folder, FIRST, 3 * RECORD) == bytes(3 * RECORD), "reclaimed bytes are gone"
     patch(folder, FIRST, old)
@@ -312,15 +323,25 @@ async def test_wide_permissions_of_an_existing_directory_are_tightened(
         assert (folder / "000000").stat().st_mode & 0o777 == 0o600
 
 
-async def test_headers_alone_are_read_at_start(folder: Path, stored: list[bytes]) -> None:
-    """However large the blocks are, recovery reads their first and last page."""
-    counted: list[int] = []
+async def test_of_large_records_two_pages_are_read_at_start_in_one_call(folder: Path) -> None:
+    """However large the blocks are, recovery reads where one ends and the next begins."""
+    async with opened(folder, region=1024 * 1024) as tier:
+        for number in range(5):
+            await put(tier, context(number, segments=(150_000,)), sequence=number)
+    faulty = Faulty()
+    async with opened(folder, region=1024 * 1024, make=faulty.make_files) as tier:
+        assert tier.statistics().blocks == 5
+        reads = [made for made in faulty.calls if made.call is Call.READ and made.offset]
+        # The first record's head, and the end of each record with the head behind it.
+        assert len(reads) == 6
+        assert max(made.nbytes for made in reads) == 2 * HEADER_BYTES
 
-    class Counting(RegionFiles):
-        def read(self, region: Region, offset: int, into: memoryview) -> int:
-            counted.append(len(into))
-            return super().read(region, offset, into)
 
-    async with opened(folder, make=Counting) as tier:
-        assert tier.statistics().blocks == 3
-    assert max(counted) <= 2 * HEADER_BYTES
+async def test_small_records_are_read_in_long_stretches_at_start(folder: Path) -> None:
+    async with opened(folder, region=1024 * 1024) as tier:
+        for number in range(60):
+            await put(tier, context(number), sequence=number)
+    faulty = Faulty()
+    async with opened(folder, region=1024 * 1024, make=faulty.make_files) as tier:
+        assert tier.statistics().blocks == 60
+        assert sum(1 for made in faulty.calls if made.call is Call.READ and made.offset) <= 4
