@@ -155,10 +155,20 @@ class Lookups:
         self._count = 0
         self._lease_ns = 0
         self._lapse_told = False
+        self._beat: Callable[[int], None] | None = None
 
     def attach(self, link: Link) -> None:
         """Use `link` from now on."""
         self._link = link
+
+    def beat(self, beat: Callable[[int], None]) -> None:
+        """Call `beat` on the IO thread from now on, with the time, more than once a second."""
+        self._beat = beat
+
+    @property
+    def loading(self) -> bool:
+        """Whether some request waits for a load or for its verdict. For the scheduling thread."""
+        return any(known.loading or known.asks for known in self._known.values())
 
     # The engine's hooks, in the order of a request's life.
 
@@ -358,6 +368,8 @@ class Lookups:
 
     def due(self, now_ns: int) -> int | None:
         """No deadline is served here: the engine asks again on its own."""
+        if self._beat is not None:
+            self._beat(now_ns)
         return None
 
     def _standing(self, known: _Known) -> Standing:

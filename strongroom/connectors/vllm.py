@@ -39,6 +39,7 @@ from strongroom.connectors.digests import measure
 from strongroom.connectors.lookups import Ask, Lookups, Standing
 from strongroom.connectors.orders import LoadOrder, StepOrders
 from strongroom.connectors.pages import pages_of
+from strongroom.connectors.reports import EngineMeter, ReportBeat
 from strongroom.connectors.settings import ConnectorSettings
 from strongroom.connectors.transfers import Report, Transfers
 from strongroom.connectors.vllm_shape import Shape, Unsupported, describe, model_files
@@ -81,6 +82,7 @@ class StrongroomConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc
         self._link: SidecarLink | None = None
         self._lookups: Lookups | None = None
         self._transfers: Transfers | None = None
+        self._meter = EngineMeter()
         self._requests: dict[str, Any] = {}
         self._unjudged: list[Any] = []
         self._unserved: list[LoadOrder] = []
@@ -95,6 +97,12 @@ class StrongroomConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc
         return False
 
     # The scheduler's side.
+
+    def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
+        """Count its pages; one of them is a placeholder that no request ever gets."""
+        self._meter.pages_from(
+            lambda: (gpu_block_pool.num_gpu_blocks - 1, gpu_block_pool.get_num_free_blocks())
+        )
 
     def on_new_request(self, request: Any) -> None:
         """Ask the sidecar; a request that is refused here never sees the prefix cache."""
@@ -151,6 +159,7 @@ class StrongroomConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc
         lookups = self._lookups
         if lookups is None:
             return StrongroomMetadata(StepOrders())
+        self._measure(lookups, scheduler_output)
         try:
             self._skip(lookups.settle(scheduler_output.preempted_req_ids or ()))
             state = scheduler_output.kv_connector_block_state
@@ -192,6 +201,8 @@ class StrongroomConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc
         """Hold the pages of a save that may still be copied. Never any parameters: see above."""
         try:
             self._requests.pop(request.request_id, None)
+            if not self._requests:
+                self._meter.emptied()
             if self._lookups is None:
                 return False, None
             aborted = request.status.name == "FINISHED_ABORTED"
@@ -305,6 +316,7 @@ class StrongroomConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc
         )
         self._link = self._connect("scheduler", shape, digests, lookups)
         lookups.attach(self._link)
+        lookups.beat(ReportBeat(self._meter, self._link.send))
         self._lookups = lookups
         self._await_session("scheduler")
 
@@ -399,6 +411,26 @@ class StrongroomConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc
         if request.resumable:
             return "streamed input"
         return None
+
+    def _measure(self, lookups: Lookups, scheduler_output: Any) -> None:
+        """For the report: what this step computes, and who waits."""
+        try:
+            scheduled = scheduler_output.num_scheduled_tokens
+            prompt_tokens = 0
+            for key, tokens in scheduled.items():
+                request = self._requests.get(key)
+                if request is not None:
+                    left = request.num_prompt_tokens - request.num_computed_tokens
+                    prompt_tokens += max(0, min(tokens, left))
+            self._meter.stepped(
+                tokens=scheduler_output.total_num_scheduled_tokens,
+                prompt_tokens=prompt_tokens,
+                running=len(scheduled),
+                waiting=max(0, len(self._requests) - len(scheduled)),
+                loading=not scheduled and lookups.loading,
+            )
+        except Exception:  # noqa: BLE001 - a report is worth no request's cache
+            _log.exception("a step could not be measured")
 
     def _skip(self, keys: Iterable[str]) -> None:
         for key in keys:
