@@ -14,7 +14,8 @@ from storage.block import BlockContext
 from storage.fence import Fence
 from storage.opening import Loaded
 from storage.reclaim import Reclaimed
-from storage.saving import Saved
+from storage.retention import Retention
+from storage.saving import InTurn, Saved
 from storage.store import BlockStore
 from strongroom.derivation import NamespaceKeys
 from strongroom.log import InvalidationKind
@@ -73,11 +74,17 @@ class Gated:
         return loaded
 
     async def save(
-        self, context: BlockContext, keys: NamespaceKeys, staging: memoryview, fence: Fence
+        self,
+        context: BlockContext,
+        keys: NamespaceKeys,
+        staging: memoryview,
+        fence: Fence,
+        retention: Retention,
+        in_turn: InTurn,
     ) -> Saved:
         if self.before_save is not None:
             await self.before_save()
-        return await self._store.save(context, keys, staging, fence)
+        return await self._store.save(context, keys, staging, fence, retention, in_turn)
 
 
 @pytest.fixture
