@@ -2,22 +2,29 @@
 
 Rules:
 - Lease, key and fence are checked right before a part is released, with no `await` between
-  check and release; the part carries the deadline of the lease under which it was released.
+  check and release; the part carries the deadline of the lease under which it was released. The
+  same goes for the first layers of a part, where the engine asked for them.
+- While one block is opened the next is in the workers' queue, and those after it are on their way
+  from NVMe into host memory. Room in staging is taken in the prompt's order.
 - `LoadDone` is sent once every part was copied, so that it never speaks of bytes that were
   zeroed meanwhile. A fenced load fails from its start: none of its parts may be used.
-- One of `LoadDone` and `LoadFailed` is sent, once, whatever happens.
-- A slot returns to the free room when the engine has said `Copied`, or a grace after its
-  part's deadline, when the engine refuses those bytes anyway.
+- One of `LoadDone` and `LoadFailed` is sent, once, whatever happens. A part whose layers were
+  announced and that then failed is taken back by `LoadFailed`; its slot is blank by then.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Final
 
 from sidecar.audit import Kind
 from sidecar.clocks import NS
+from sidecar.parts import Parts
 from sidecar.patience import Patience
 from sidecar.reasons import Reason
 from sidecar.request import ChainedBlock, Judged, Request
@@ -25,6 +32,7 @@ from sidecar.slots import Slots
 from sidecar.transfer import Depot, Shard
 from storage.block import BlockAddress, BlockContext
 from storage.fence import Fenced
+from storage.onboard import Onboarding
 from storage.staging import StagingSlot
 from storage.tiers.protocol import TierName
 from strongroom.derivation import NamespaceKeys
@@ -38,9 +46,11 @@ from strongroom.errors import (
     StrongroomError,
     Unavailable,
 )
-from strongroom.wire.frames import Load, LoadDone, LoadFailed, Part, SidecarFrame
+from strongroom.identity import ComponentId, NamespaceId
+from strongroom.wire.frames import Layers, Load, LoadDone, LoadFailed, Part, SidecarFrame
 
 Send = Callable[[SidecarFrame], None]
+_AT_ONCE: Final = 2
 
 
 def block_context(judged: Judged, block: ChainedBlock, shard: Shard) -> BlockContext:
@@ -67,13 +77,34 @@ def namespace_keys(depot: Depot, block: ChainedBlock, shard: Shard) -> Namespace
     return keys
 
 
-@dataclass(slots=True)
-class _Out:
-    """A released part that was not copied yet."""
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """A block whose turn it is, and its room in staging."""
 
+    block: ChainedBlock
+    index: int
     slot: StagingSlot
-    start: int
-    deadline_ns: int
+    asked_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """How a block's turn ended; `NONE` is released."""
+
+    block: ChainedBlock
+    reason: Reason
+
+
+async def _at_once(block: ChainedBlock, reason: Reason) -> _Ended:
+    return _Ended(block, reason)
+
+
+async def _brought(onboarding: Onboarding, index: int) -> TierName | None:
+    """Where the block came from; None where it is to be read past the host tier."""
+    try:
+        return (await onboarding.ready(index)).tier
+    except (Overloaded, QuotaExceeded):
+        return None
 
 
 class LoadTransfer:
@@ -99,13 +130,13 @@ class LoadTransfer:
         self._slots = slots
         self._depot = depot
         self._send = send
-        self._out: dict[int, _Out] = {}
-        self._busy: StagingSlot | None = None
-        self._news = asyncio.Event()
+        self._parts = Parts(slots, depot.clocks.boot, depot.times.grace_ns)
+        self._busy: dict[int, StagingSlot] = {}
         self._stopped = False
         self._patience: Patience | None = None
         self._bytes = 0
         self._tier = ""
+        self._last_ended_s = 0.0
 
     async def run(self) -> None:
         """To its one final frame."""
@@ -113,16 +144,16 @@ class LoadTransfer:
         self._request.transfers.add(self)
         try:
             failed_at, reason = await self._release_all()
-            uncopied = await self._all_copied()
+            uncopied = await self._parts.all_copied()
             if uncopied is not None:
                 failed_at, reason = uncopied, Reason.EXPIRED
         finally:
             self.ended.set()
             self._request.transfers.discard(self)
+            self._depot.appraiser.brought(self._shard.engine, self._request.name)
         if self._stopped:
             failed_at, reason = self._frame.start, self._why_stopped()
-        for out in self._out.values():
-            self._slots.blank(out.slot)
+        self._parts.blank()
         self._depot.watch.load_ended(
             self._shard.engine,
             self._request.name,
@@ -138,25 +169,21 @@ class LoadTransfer:
         else:
             self._send(LoadFailed(self._frame.load, max(failed_at, self._frame.start)))
             await self._note_failure(failed_at, reason)
-        await self._hold_the_rest()
+        self._parts.give_up_half()
+        await self._parts.all_returned()
 
     def copied(self, offset: int) -> None:
-        """The engine has the part at `offset`."""
-        out = self._out.pop(offset, None)
-        if out is not None:
-            self._slots.give_back(out.slot)
-            self._news.set()
+        """The engine has the part at `offset`, or has no more use for it."""
+        self._parts.copied(offset)
 
     def stop(self) -> None:
         """Zero what is released and end. The slot being opened is wiped when that returns."""
         self._stopped = True
         if self._patience is not None:
             self._patience.give_up()
-        for out in self._out.values():
-            self._slots.blank(out.slot)
-        if self._busy is not None:
-            self._slots.blank(self._busy)
-        self._news.set()
+        for slot in self._busy.values():
+            self._slots.blank(slot)
+        self._parts.stop()
 
     async def _release_all(self) -> tuple[int, Reason]:
         """Release part after part; where and why it ended early."""
@@ -177,40 +204,93 @@ class LoadTransfer:
         self._patience = self._depot.prefetcher.load_begins(
             self._judged.grant.jti, sum(block.extent.tokens for block in blocks), until_ns
         )
-        for block in blocks:
-            await self._patience.until_here(self._address(block))
-            if self._stopped:
-                break
-            try:
-                await self._release(block, until_ns)
-            except StrongroomError as error:
-                return block.extent.start, reason_of(error)
+        addresses = [self._address(block) for block in blocks]
+        # Before anything is read for this load: what is under way already is not read twice.
+        for address in addresses:
+            await self._patience.until_here(address)
+        if self._depot.store.slowest_tier(addresses) is not TierName.NVME:
+            return await self._open_all(blocks, None, until_ns)
+        async with self._depot.store.onboard(addresses, self._request.fence) as onboarding:
+            return await self._open_all(blocks, onboarding, until_ns)
+
+    async def _open_all(
+        self,
+        blocks: list[ChainedBlock],
+        onboarding: Onboarding | None,
+        until_ns: int,
+    ) -> tuple[int, Reason]:
+        """Two blocks at a time, begun in order; the first that fails ends the load there."""
+        running: deque[asyncio.Task[_Ended]] = deque()
+        async with asyncio.TaskGroup() as tasks:
+            for index, block in enumerate(blocks):
+                if self._stopped:
+                    break
+                asked_s = time.monotonic()
+                while len(running) >= _AT_ONCE:
+                    ended = await running.popleft()
+                    if ended.reason is not Reason.NONE:
+                        return self._ended_early(ended, running)
+                try:
+                    slot = await self._room(self._block_bytes(block), until_ns)
+                except StrongroomError as error:
+                    running.append(tasks.create_task(_at_once(block, reason_of(error))))
+                    break
+                turn = _Turn(block, index, slot, asked_s)
+                running.append(tasks.create_task(self._open(turn, onboarding), name="open"))
+            while running:
+                ended = await running.popleft()
+                if ended.reason is not Reason.NONE:
+                    return self._ended_early(ended, running)
         return self._frame.end, Reason.NONE
 
-    async def _release(self, block: ChainedBlock, until_ns: int) -> None:
-        context = block_context(self._judged, block, self._shard)
-        slot = await self._room(context.plaintext_bytes, until_ns)
-        self._busy = slot
+    def _ended_early(
+        self, ended: _Ended, running: deque[asyncio.Task[_Ended]]
+    ) -> tuple[int, Reason]:
+        for task in running:
+            task.cancel()
+        return ended.block.extent.start, ended.reason
+
+    async def _open(self, turn: _Turn, onboarding: Onboarding | None) -> _Ended:
+        """Bring, open and release one block. Its slot is blank or released when this ends."""
+        block, slot = turn.block, turn.slot
+        self._busy[slot.offset] = slot
         try:
-            self._depot.gate.require()
-            keys = namespace_keys(self._depot, block, self._shard)
-            with self._slots.bytes_of(slot) as staging:
-                loaded = await self._depot.store.load(context, keys, staging, self._request.fence)
-            self._depot.prefetcher.was_read(context.address, loaded.tier)
-            # From here to the frame nothing waits: what was invalidated before is seen here.
-            self._request.fence.check()
-            deadline_ns = self._depot.gate.require()
-            # And once more from other sources, which never finds anything unless these fail.
-            self._depot.watch.sentry.look(self._judged.grant, loaded.tenant, loaded.namespace)
+            tier = None if onboarding is None else await _brought(onboarding, turn.index)
+            await self._release(turn, tier)
+        except StrongroomError as error:
+            self._parts.fail(slot)
+            return _Ended(block, reason_of(error))
         except BaseException:
-            self._slots.give_back(slot)
+            self._parts.fail(slot)
             raise
         finally:
-            self._busy = None
+            del self._busy[slot.offset]
+            if onboarding is not None:
+                onboarding.release(turn.index)
+        return _Ended(block, Reason.NONE)
+
+    async def _release(self, turn: _Turn, brought_from: TierName | None) -> None:
+        block, slot = turn.block, turn.slot
+        context = block_context(self._judged, block, self._shard)
+        began_s = time.monotonic()
+        self._depot.gate.require()
+        keys = namespace_keys(self._depot, block, self._shard)
+        store, fence = self._depot.store, self._request.fence
+        with self._slots.bytes_of(slot) as staging:
+            if self._frame.layers:
+                told = partial(self._release_layers, turn)
+                loaded = await store.load(context, keys, staging, fence, told)
+            else:
+                loaded = await store.load(context, keys, staging, fence)
+        tier = brought_from or loaded.tier
+        self._depot.prefetcher.was_read(context.address, tier)
+        self._depot.used(context.address)
+        # From here to the frame nothing waits: what was invalidated before is seen here.
+        deadline_ns = self._checked(loaded.tenant, loaded.namespace)
         self._bytes += loaded.bytes
         if self._tier != TierName.NVME:
-            self._tier = loaded.tier.value
-        self._out[slot.offset] = _Out(slot, block.extent.start, deadline_ns)
+            self._tier = tier.value
+        self._parts.say(slot, block.extent.start, deadline_ns)
         self._send(
             Part(
                 load=self._frame.load,
@@ -220,6 +300,53 @@ class LoadTransfer:
                 deadline_ns=deadline_ns,
             )
         )
+        self._observe(turn, began_s, tier, loaded.bytes)
+
+    def _release_layers(self, turn: _Turn, layers: int) -> None:
+        """The first layers of a block that is being opened are good. Nothing is awaited."""
+        block, slot = turn.block, turn.slot
+        if self._stopped or slot.offset not in self._busy:
+            return
+        context = block_context(self._judged, block, self._shard)
+        try:
+            # The record's header has been compared with the context before its first segment.
+            deadline_ns = self._checked(context.tenant, context.namespace)
+        except StrongroomError:
+            return  # the load finds the same before it releases the part
+        self._parts.half(slot, block.extent.start, deadline_ns)
+        self._send(
+            Layers(
+                load=self._frame.load,
+                start=block.extent.start,
+                end=block.extent.end,
+                offset=slot.offset,
+                layers=layers,
+                deadline_ns=deadline_ns,
+            )
+        )
+
+    def _checked(self, tenant: ComponentId, namespace: NamespaceId) -> int:
+        """Fence, lease, and once more from other sources, which never finds anything unless the
+        first two fail. The deadline of the lease; raises what forbids the release.
+        """
+        self._request.fence.check()
+        deadline_ns = self._depot.gate.require()
+        self._depot.watch.sentry.look(self._judged.grant, tenant, namespace)
+        return deadline_ns
+
+    def _observe(self, turn: _Turn, began_s: float, tier: TierName, nbytes: int) -> None:
+        """How long the block took, and how long it waited: two blocks share the workers."""
+        ended_s = time.monotonic()
+        served_from_s = max(began_s, self._last_ended_s)
+        self._last_ended_s = ended_s
+        appraiser, engine = self._depot.appraiser, self._shard.engine
+        appraiser.observe_restore(
+            tier, nbytes, served_from_s - turn.asked_s, ended_s - served_from_s
+        )
+        appraiser.moved(engine, self._request.name, tier, nbytes)
+
+    def _block_bytes(self, block: ChainedBlock) -> int:
+        return self._shard.layout.block_bytes(block.extent.tokens)
 
     async def _room(self, nbytes: int, until_ns: int) -> StagingSlot:
         """A slot, waiting for `Copied` where needed; late parts give theirs back."""
@@ -231,8 +358,8 @@ class LoadTransfer:
             now = self._depot.clocks.boot()
             if now >= until_ns:
                 raise Overloaded("no staging in time")
-            self._reap(now)
-            wait_ns = min(until_ns, self._next_due()) - now
+            self._parts.reap(now)
+            wait_ns = min(until_ns, self._parts.next_due() or until_ns) - now
             try:
                 async with asyncio.timeout(max(wait_ns, 0) / NS + 0.001):
                     taken = await self._slots.wait_take(nbytes)
@@ -240,49 +367,8 @@ class LoadTransfer:
                 continue
             return taken
 
-    async def _all_copied(self) -> int | None:
-        """Wait until the engine has every part; else the start of the first that it has not."""
-        while self._out and not self._stopped:
-            now = self._depot.clocks.boot()
-            first = min(self._out.values(), key=lambda out: out.deadline_ns)
-            if first.deadline_ns <= now:
-                return min(out.start for out in self._out.values())
-            self._news.clear()
-            try:
-                async with asyncio.timeout((first.deadline_ns - now) / NS + 0.001):
-                    await self._news.wait()
-            except TimeoutError:
-                continue
-        return None
-
-    async def _hold_the_rest(self) -> None:
-        """After the final frame: slots that the engine may still be reading, blank by now."""
-        while self._out:
-            now = self._depot.clocks.boot()
-            self._reap(now)
-            if not self._out:
-                return
-            self._news.clear()
-            try:
-                async with asyncio.timeout((self._next_due() - now) / NS + 0.001):
-                    await self._news.wait()
-            except TimeoutError:
-                continue
-
     def _address(self, block: ChainedBlock) -> BlockAddress:
         return BlockAddress(block.block, self._shard.layout.rank)
-
-    def _next_due(self) -> int:
-        grace_ns = self._depot.times.grace_ns
-        never = self._depot.clocks.boot() + self._depot.times.load_deadline_ns
-        return min((out.deadline_ns + grace_ns for out in self._out.values()), default=never)
-
-    def _reap(self, now_ns: int) -> None:
-        """Take back what nobody may use any more."""
-        for offset, out in tuple(self._out.items()):
-            if out.deadline_ns + self._depot.times.grace_ns <= now_ns:
-                del self._out[offset]
-                self._slots.give_back(out.slot)
 
     def _why_stopped(self) -> Reason:
         return Reason.REVOKED if self._request.is_fenced_off else Reason.CANCELLED

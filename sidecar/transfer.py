@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from sidecar.appraisal import Appraiser
 from sidecar.audit import Audit
 from sidecar.clocks import Clocks
 from sidecar.gate import Gate
 from sidecar.leases import KeyLeases
 from sidecar.prefetch import Prefetcher
 from sidecar.watch import Watch
+from storage.block import BlockAddress
 from storage.keyring import KeyRing
 from storage.store import BlockStore
 from strongroom.kvformat import Layout
@@ -37,6 +40,9 @@ class Depot:
     clocks: Clocks
     times: TransferTimes
     watch: Watch
+    appraiser: Appraiser
+    used: Callable[[BlockAddress], None]
+    """Hears of every block that was restored."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,9 +43,18 @@ class Pages(Protocol):
         """A point in the engine's work, on the engine's thread; copies wait for it."""
 
     def copy_in(
-        self, offset: int, block_pages: int, first: int, pages: Sequence[int], after: object
+        self,
+        offset: int,
+        block_pages: int,
+        first: int,
+        pages: Sequence[int],
+        after: object,
+        layers: range | None = None,
     ) -> None:
-        """Pages `first`.. of the block of `block_pages` pages at `offset`, into `pages`."""
+        """Pages `first`.. of the block of `block_pages` pages at `offset`, into `pages`.
+
+        `layers` are neighbours; None is all of them.
+        """
 
     def copy_out(self, offset: int, pages: Sequence[int], after: object) -> None:
         """`pages`, as one block, to `offset`."""
@@ -116,10 +125,16 @@ class HostPages:
         return None
 
     def copy_in(
-        self, offset: int, block_pages: int, first: int, pages: Sequence[int], after: object
+        self,
+        offset: int,
+        block_pages: int,
+        first: int,
+        pages: Sequence[int],
+        after: object,
+        layers: range | None = None,
     ) -> None:
         staging = self._mapped()
-        for plane, start in self._walk(offset, block_pages):
+        for plane, start in self._walk(offset, block_pages, layers):
             for target, index, size in plane.pieces(pages):
                 source = start + (first * plane.width) + index
                 plane.memory[target : target + size] = staging[source : source + size]
@@ -131,10 +146,13 @@ class HostPages:
                 target = start + index
                 staging[target : target + size] = plane.memory[source : source + size]
 
-    def _walk(self, offset: int, block_pages: int) -> Iterator[tuple[_HostPlane, int]]:
-        for layer in self._layers:
+    def _walk(
+        self, offset: int, block_pages: int, layers: range | None = None
+    ) -> Iterator[tuple[_HostPlane, int]]:
+        for number, layer in enumerate(self._layers):
             for plane in layer:
-                yield plane, offset
+                if layers is None or number in layers:
+                    yield plane, offset
                 offset += block_pages * plane.width
 
     def _mapped(self) -> memoryview:
@@ -203,10 +221,16 @@ class CudaPages:
         return event
 
     def copy_in(
-        self, offset: int, block_pages: int, first: int, pages: Sequence[int], after: object
+        self,
+        offset: int,
+        block_pages: int,
+        first: int,
+        pages: Sequence[int],
+        after: object,
+        layers: range | None = None,
     ) -> None:
         with self._ordered(after):
-            for rows, staged in self._walk(offset, block_pages, first, pages):
+            for rows, staged in self._walk(offset, block_pages, first, pages, layers):
                 rows.copy_(staged, non_blocking=True)
 
     def copy_out(self, offset: int, pages: Sequence[int], after: object) -> None:
@@ -215,20 +239,26 @@ class CudaPages:
                 staged.copy_(rows, non_blocking=True)
 
     def _walk(
-        self, offset: int, block_pages: int, first: int, pages: Sequence[int]
+        self,
+        offset: int,
+        block_pages: int,
+        first: int,
+        pages: Sequence[int],
+        layers: range | None = None,
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Pairs (rows of the engine, rows of staging) that correspond."""
         if self._staging is None:
             raise Unavailable("there is no staging")
         pieces = list(runs(pages))
-        for layer in self._layers:
+        for number, layer in enumerate(self._layers):
             for plane in layer:
                 width = plane.shape[1]
-                block = self._staging.narrow(0, offset, block_pages * width)
-                block = block.view(block_pages, width)
+                at, offset = offset, offset + block_pages * width
+                if layers is not None and number not in layers:
+                    continue
+                block = self._staging.narrow(0, at, block_pages * width).view(block_pages, width)
                 for index, page, count in pieces:
                     yield plane.narrow(0, page, count), block.narrow(0, first + index, count)
-                offset += block_pages * width
 
     @contextlib.contextmanager
     def _ordered(self, after: object) -> Iterator[None]:

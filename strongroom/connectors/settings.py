@@ -35,6 +35,9 @@ class ConnectorSettings:
     heartbeat_s: float = 1.0
     silence_s: float = 5.0
     """A sidecar that has said nothing for so long is taken for gone."""
+    layers: bool | None = None
+    """Copy a block's layers while the sidecar still opens the others; None ("auto"): where a
+    block is large enough to gain by it."""
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> ConnectorSettings:
@@ -58,6 +61,11 @@ class ConnectorSettings:
             if not isinstance(name, str) or len(name) > NAME_CHARS_MAX:
                 raise Misuse("engine must be a short text", field="engine", limit=NAME_CHARS_MAX)
             parsed["engine"] = name
+        if "layers" in values:
+            mode = values["layers"]
+            if mode != "auto" and not isinstance(mode, bool):
+                raise Misuse('layers must be true, false or "auto"', field="layers")
+            parsed["layers"] = None if mode == "auto" else mode
         for key in known & set(values) - set(parsed):
             parsed[key] = _seconds(key, values[key])
         return cls(**parsed)

@@ -7,6 +7,8 @@ Rules:
   reported. If that thread has died nothing copies any more, and the engine's thread reports.
 - A part is used only before its deadline, looked at before the copy and again after it. What a
   session had not finished when it ended is not used: a fence may have been missed.
+- Where layers are announced before their part, they are copied while the sidecar still opens the
+  others. Their pages count as filled with the part alone; a load that fails names them as failed.
 - A save reads pages that the engine may want back. `_copying` is held during each copy out, and
   whoever is about to overwrite pages takes it to cancel the save first. A request that has ended
   is held until its copies are done or `save_deadline_s` is over, never longer.
@@ -33,6 +35,7 @@ from strongroom.wire.frames import (
     EngineFrame,
     Fenced,
     Filled,
+    Layers,
     Load,
     LoadDone,
     LoadFailed,
@@ -50,6 +53,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _NS: Final = 1_000_000_000
+LAYERS_BLOCK_BYTES_MIN: Final = 4 * 1024 * 1024
+"""Of smaller blocks the sidecar is done before the first layers would be copied."""
 
 
 class Link(Protocol):
@@ -90,6 +95,8 @@ class TransferStatistics:
     saves: int = 0
     pages_out: int = 0
     saves_cancelled: int = 0
+    layers_early: int = 0
+    """Layers of blocks that were copied before their block was whole."""
 
 
 @dataclass(slots=True)
@@ -131,6 +138,7 @@ class _Counts:
     saves: int = 0
     pages_out: int = 0
     saves_cancelled: int = 0
+    layers_early: int = 0
 
 
 class Transfers:
@@ -143,8 +151,10 @@ class Transfers:
         *,
         load_deadline_s: float = LOAD_DEADLINE_S_DEFAULT,
         save_deadline_s: float = 2.0,
+        layers: bool | None = None,
         clock: Clock = boot_ns,
     ) -> None:
+        """`layers`: ask for blocks layer by layer; None: where a block is large enough."""
         if pages.page_bytes != layout.page_bytes:
             raise Misuse("the KV tensors are not of the layout that was declared", field="layout")
         self._pages = pages
@@ -155,6 +165,10 @@ class Transfers:
         self._link: Link | None = None
         self._copying = threading.Lock()
         self._lock = threading.Lock()
+        self._layers = layers
+        self._ask_layers = bool(layers)
+        self._early: dict[tuple[int, int], int] = {}
+        """Layers copied of parts that have not come yet, by load and offset; the IO thread's."""
         self._room = 0
         self._numbers = 0
         self._loads: dict[int, _Load] = {}
@@ -175,7 +189,7 @@ class Transfers:
             counts = self._counts
             return TransferStatistics(
                 counts.loads, counts.loads_failed, counts.parts_late, counts.pages_in,
-                counts.saves, counts.pages_out, counts.saves_cancelled,
+                counts.saves, counts.pages_out, counts.saves_cancelled, counts.layers_early,
             )  # fmt: skip
 
     # The engine's thread.
@@ -203,7 +217,9 @@ class Transfers:
             try:
                 load.after = self._pages.mark()
                 order = load.order
-                sent = self._send(Load(order.request, number, order.start, order.end))
+                sent = self._send(
+                    Load(order.request, number, order.start, order.end, self._ask_layers)
+                )
             except Exception:  # noqa: BLE001 - see below
                 # An unreported load would park its request for ever.
                 _log.exception("a load could not be started")
@@ -280,6 +296,9 @@ class Transfers:
             raise ProtocolViolation("a worker needs staging", field="staging_bytes")
         self._pages.adopt(staging)
         self._room = len(staging)
+        if self._layers is None:
+            block_bytes = self._layout.block_bytes(welcome.tokens_per_block)
+            self._ask_layers = block_bytes >= LAYERS_BLOCK_BYTES_MIN
 
     def closed(self) -> None:
         """Fail what the session left unfinished."""
@@ -287,6 +306,7 @@ class Transfers:
             for number, load in list(self._loads.items()):
                 self._finish(number, load, good=False)
             self._saves.clear()
+        self._early.clear()
         self._room = 0
         self._pages.adopt(None)
 
@@ -295,6 +315,8 @@ class Transfers:
         match frame:
             case Part():
                 self._part(frame)
+            case Layers():
+                self._layers_opened(frame)
             case LoadDone():
                 self._load_done(frame)
             case LoadFailed():
@@ -331,31 +353,62 @@ class Transfers:
         with self._lock:
             load = self._loads.get(part.load)
         # An unknown load has ended here already; its staging must be given back all the same.
+        early = self._early.pop((part.load, part.offset), 0)
         if load is not None and not load.cancelled:
-            self._copy_part(part, load, pages)
+            left = range(early, len(self._layout.page_bytes))
+            first, count = self._copy_layers(part, load, pages, left)
+            with self._lock:
+                if part.load in self._loads:
+                    self._counts.pages_in += count
+                    load.copied.update(range(first, first + count))
         self._send(Copied(part.load, part.offset))
 
-    def _copy_part(self, part: Part, load: _Load, block_pages: int) -> None:
+    def _layers_opened(self, frame: Layers) -> None:
+        """Copy what was opened since the last word of this block."""
+        pages = self._check(frame.start, frame.end, frame.offset)
+        if not 0 < frame.layers <= len(self._layout.page_bytes):
+            raise ProtocolViolation(
+                "so many layers are not in a block", field="layers",
+                limit=len(self._layout.page_bytes),
+            )  # fmt: skip
+        with self._lock:
+            load = self._loads.get(frame.load)
+        if load is None or load.cancelled:
+            return  # its part, or its failure, gives the staging back
+        key = (frame.load, frame.offset)
+        left = range(self._early.get(key, 0), frame.layers)
+        self._early[key] = max(left.stop, left.start)
+        self._copy_layers(frame, load, pages, left)
+        with self._lock:
+            self._counts.layers_early += len(left)
+
+    def _copy_layers(
+        self, part: Part | Layers, load: _Load, block_pages: int, layers: range
+    ) -> tuple[int, int]:
+        """Copy these layers into the pages that were asked for; a late one ends the load.
+
+        Returns the first page's index in the order, and how many are good as far as these
+        layers go.
+        """
         page_tokens = self._layout.page_tokens
         order = load.order
         low, high = max(part.start, order.start), min(part.end, order.end)
         if low >= high:
-            return
+            return 0, 0
         first = (low - order.start) // page_tokens
         wanted = order.pages[first : (high - order.start) // page_tokens]
         late = self._clock() >= part.deadline_ns
         if not late:
             skipped = (low - part.start) // page_tokens
-            self._pages.copy_in(part.offset, block_pages, skipped, wanted, load.after)
+            self._pages.copy_in(part.offset, block_pages, skipped, wanted, load.after, layers)
             late = self._clock() >= part.deadline_ns
+        if not late:
+            return first, len(wanted)
         with self._lock:
-            if late:
-                self._counts.parts_late += 1
-                load.bad_from = min(load.bad_from, first)
-                self._finish(part.load, load, good=True)
-            else:
-                self._counts.pages_in += len(wanted)
-                load.copied.update(range(first, first + len(wanted)))
+            self._counts.parts_late += 1
+            load.bad_from = min(load.bad_from, first)
+            self._finish(part.load, load, good=True)
+        return first, 0
 
     def _load_done(self, frame: LoadDone) -> None:
         with self._lock:
@@ -364,6 +417,9 @@ class Transfers:
                 self._finish(frame.load, load, good=self._clock() < frame.deadline_ns)
 
     def _load_failed(self, frame: LoadFailed) -> None:
+        for number, offset in [key for key in self._early if key[0] == frame.load]:
+            del self._early[number, offset]
+            self._send(Copied(number, offset))  # nothing is copied from there any more
         with self._lock:
             load = self._loads.get(frame.load)
             if load is None:

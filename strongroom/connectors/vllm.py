@@ -340,6 +340,7 @@ class StrongroomConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc
             shape.layout,
             load_deadline_s=self._settings.load_deadline_s,
             save_deadline_s=self._settings.save_deadline_s,
+            layers=self._settings.layers,
         )
         self._link = self._connect("worker", shape, digests, transfers)
         transfers.attach(self._link)
