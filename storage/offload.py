@@ -20,7 +20,7 @@ import contextlib
 import itertools
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 from storage.dirty import DirtyBlocks
 from storage.ending import Cause, Completed, Failed, Outcome, cause_of
@@ -259,16 +259,6 @@ class OffloadPipeline:
         writes: list[_Write] = []
         failures: Counter[Cause] = Counter()
 
-        def done(number: int, error: StrongroomError | None) -> None:
-            offload = committed[number]
-            if error is None:
-                offload.end(Completed(stored=True))
-                self._policy.written(offload.address, offload.nbytes)
-                return
-            cause = cause_of(error)
-            failures[cause] += 1
-            offload.end(Failed(cause))
-
         try:
             with contextlib.ExitStack() as pins:
                 for offload in tuple(batch.members):
@@ -276,7 +266,23 @@ class OffloadPipeline:
                     if write is not None:
                         committed.append(offload)
                         writes.append(write)
-                await _write_each(self._nvme, writes, done)
+                answers = await self._nvme.put_many(
+                    writes, [offload.queued.candidate.retention for offload in committed]
+                )
+            for offload, answer in zip(committed, answers, strict=True):
+                match answer:
+                    case Resident():
+                        offload.end(Completed(stored=True))
+                        self._policy.written(offload.address, offload.nbytes)
+                    case StrongroomError():
+                        cause = cause_of(answer)
+                        failures[cause] += 1
+                        offload.end(Failed(cause))
+        except StrongroomError as error:
+            # Before any record of it was looked at: the whole batch has this one cause.
+            failures[cause_of(error)] += len(committed)
+            for offload in committed:
+                offload.end(Failed(cause_of(error)))
         finally:
             for offload in (*batch.members, *committed):
                 offload.end(Failed(Cause.BROKEN))
@@ -321,16 +327,3 @@ class OffloadPipeline:
         while not ready():
             self._news.clear()
             await self._news.wait()
-
-
-async def _write_each(
-    nvme: NvmeTier, writes: Sequence[_Write], done: Callable[[int, StrongroomError | None], None]
-) -> None:
-    """Write record after record; `done` is told of each as it ends."""
-    for number, (header, record, admit) in enumerate(writes):
-        try:
-            await nvme.put(header, record, admit)
-        except StrongroomError as error:
-            done(number, error)
-        else:
-            done(number, None)

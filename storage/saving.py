@@ -128,6 +128,7 @@ class Saving:
         return host.publish(
             host.seal(reserved, header),
             lambda: self._residency.check(context.namespace, fence),
+            retention,
         )
 
     async def _reserve(self, context: BlockContext) -> Reserved:

@@ -12,7 +12,7 @@ import errno
 import os
 import threading
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -76,7 +76,7 @@ class _Files(RegionFiles):
         self._disk = disk
         super().__init__(*arguments)
 
-    def write(self, region: Region, offset: int, data: list[memoryview]) -> None:
+    def write(self, region: Region, offset: int, data: Sequence[memoryview]) -> None:
         if len(data) > 1:
             self._disk.before_write()
         super().write(region, offset, data)

@@ -189,21 +189,32 @@ async def test_one_member_cancelled_after_batching_leaves_the_others_alone(folde
 # The peers' faults
 
 
-async def test_a_write_error_marks_exactly_its_own_transfer_failed(
-    folder: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("together", [1, 2])
+async def test_a_write_error_marks_exactly_the_transfers_of_that_write_failed(
+    folder: Path, together: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """KVBM: an allocation error never marks the transfer failed."""
-    async with rig(folder, slots=1, batch_blocks_max=4) as it:
+    async with rig(folder, slots=1, batch_blocks_max=together) as it:
         it.disk.errors.extend([None, EIO, None, ENOSPC])
         with caplog.at_level(logging.WARNING):
-            offloads = [await it.offer(context(n)) for n in range(4)]
+            offloads = [await it.offer(context(n)) for n in range(4 * together)]
             await it.verify_at_rest()
         ends = [offload.outcome for offload in offloads]
-        assert ends == [STORED, Failed(Cause.DEVICE), STORED, Failed(Cause.OVERLOADED)]
+        written = [STORED, Failed(Cause.DEVICE), STORED, Failed(Cause.OVERLOADED)]
+        assert ends == [end for end in written for _ in range(together)]
         assert "stays in host memory" in caplog.text
         for number, end in enumerate(ends):
             assert (context(number).address in it.nvme) is (end == STORED)
             assert it.host.evict(context(number).address), "a failed block is dirty no more"
+
+
+async def test_one_record_that_is_refused_fails_alone_in_its_batch(folder: Path) -> None:
+    async with rig(folder, slots=1, batch_blocks_max=3) as it:
+        it.nvme.set_quota(component(2), RECORD - 1)
+        offloads = [await it.offer(context(n, tenant=1 + n % 2)) for n in range(3)]
+        await it.verify_at_rest()
+        ends = [offload.outcome for offload in offloads]
+        assert ends == [STORED, Failed(Cause.QUOTA), STORED]
 
 
 async def test_a_batch_whose_blocks_have_all_vanished_ends(folder: Path) -> None:
