@@ -41,6 +41,8 @@ class Catalogue:
         self.index = Index(clock, self.shares)
         self.used_bytes = 0
         self.evictions = 0
+        self.told: Callable[[BlockAddress], None] = lambda _: None
+        """Hears of every block that is evicted."""
         self.lost = 0
         """Blocks that went with a device, or with a header that could not be read any more."""
 
@@ -92,7 +94,9 @@ class Catalogue:
         if self.index.is_pinned(address):
             return 0
         freed = self.drop(address)
-        self.evictions += 1 if freed else 0
+        if freed:
+            self.evictions += 1
+            self.told(address)
         return freed
 
     def move(self, address: BlockAddress, old: Place, region: Region, offset: int) -> bool:

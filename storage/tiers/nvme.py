@@ -17,7 +17,7 @@ import asyncio
 import contextlib
 import errno
 import logging
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -300,6 +300,10 @@ class NvmeTier:
         await self._reader.read_many(wanted, done)
 
     # Leaving
+
+    def tell_evicted(self, told: Callable[[BlockAddress], None]) -> None:
+        """`told` hears of every block that is evicted from now on."""
+        self._catalogue.told = told
 
     def evict(self, address: BlockAddress) -> int:
         return self._catalogue.evict(address)

@@ -15,7 +15,9 @@ Rules:
 from __future__ import annotations
 
 import array
+import itertools
 from collections import Counter
+from collections.abc import Sequence
 
 from storage.header import (
     HEADER_BYTES,
@@ -94,11 +96,14 @@ class Found:
         found = self._priorities[row]
         return None if found == _NO_PRIORITY else found
 
-    def by_sealing(self) -> list[int]:
+    def by_sealing(self) -> Sequence[int]:
         """Row numbers in the order of sealing, then of writing."""
-        rows = sorted(range(len(self)), key=self.orders.__getitem__)
-        rows.sort(key=self.sequences.__getitem__)
-        return rows
+        rows = range(len(self))
+        keys = zip(self.sequences, self.orders, strict=True)
+        if all(before <= after for before, after in itertools.pairwise(keys)):
+            return rows  # as in most regions: written in the order of sealing
+        by_order = sorted(rows, key=self.orders.__getitem__)
+        return array.array("I", sorted(by_order, key=self.sequences.__getitem__))
 
 
 class Survey:
