@@ -12,14 +12,18 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from types import MappingProxyType
 
 import httpx
 
+from sidecar.appraisal import AppraisalSettings, Appraiser
 from sidecar.audit import Audit
 from sidecar.breaker import Breakers, BreakerSettings
 from sidecar.clocks import NS, Clocks
 from sidecar.control_client import ControlClient, enrol, http_client
+from sidecar.cost import CostSettings
+from sidecar.decision import DecisionSettings
 from sidecar.events import Events, Sequence
 from sidecar.follower import Follower
 from sidecar.gate import Gate
@@ -30,6 +34,8 @@ from sidecar.invalidation import Invalidation, LiveRequests
 from sidecar.judge import Judge
 from sidecar.leases import KeyLeases, ServingLeases
 from sidecar.logstate import LogState
+from sidecar.metrics import Snapshot
+from sidecar.operations import Operations, open_place, place_of, serving
 from sidecar.patience import PatienceSettings
 from sidecar.prefetch import Prefetcher, PrefetchSettings
 from sidecar.prefetch_window import WindowSettings
@@ -39,7 +45,6 @@ from sidecar.sentry import Sentry
 from sidecar.server import Server, ServerLimits, listening
 from sidecar.session import Bench, SessionLimits, Sessions
 from sidecar.settings import SidecarSettings
-from sidecar.shelf import StoreShelf
 from sidecar.shipper import Shipper
 from sidecar.slots import Rooms, wiping_workers
 from sidecar.spool import Spool, SpoolSettings
@@ -48,10 +53,13 @@ from sidecar.statistics import FollowerStatistics, HintStatistics, SidecarStatis
 from sidecar.transfer import Depot, TransferTimes
 from sidecar.waste import WasteSettings
 from sidecar.watch import Sources, Tally, Watch, WatchSettings
+from storage.admission import Admission
 from storage.compose import StoreSettings, open_store
 from storage.keyring import KeyRing
 from storage.memfd import MemoryOptions
 from storage.store import BlockStore
+from storage.tiers.limits import NvmeLimits
+from storage.tiers.recovery import Progress
 from storage.workers import Workers
 from strongroom.control import EnrolAnswer
 from strongroom.errors import Misuse, Unavailable
@@ -83,6 +91,8 @@ class Sidecar:
     shipper: Shipper
     invalidation: Invalidation
     watch: Watch
+    appraiser: Appraiser
+    admission: Admission
 
     async def serving_begun(self) -> None:
         """Return once the first serving lease was granted under a verified head."""
@@ -103,12 +113,19 @@ class Sidecar:
     def tally(self) -> Tally:
         """Counters whose differences the breakers judge."""
         prefetch = self.prefetcher.statistics()
+        admission = self.admission.statistics()
         return Tally(
+            thrashed=admission.thrashed,
+            stored=admission.stored,
             prefetch_wasted=prefetch.wasted,
             prefetch_used=prefetch.used,
             io_errors=sum(tier.io_errors for tier in self.store.statistics().tiers),
             violations=self.server.counts.violations,
         )
+
+    def snapshot(self) -> Snapshot:
+        """For a scrape."""
+        return Snapshot(self.statistics(), self.gauges())
 
     def statistics(self) -> SidecarStatistics:
         """Counters since start and gauges now."""
@@ -143,6 +160,7 @@ class Sidecar:
             ship_failures=self.shipper.failures,
             events=MappingProxyType(dict(self.audit.counts)),
             store=self.store.statistics(),
+            watch=self.watch.statistics(),
         )
 
 
@@ -152,10 +170,12 @@ async def running(
     *,
     clocks: Clocks | None = None,
     transport: httpx.AsyncBaseTransport | None = None,
+    progress: Progress | None = None,
 ) -> AsyncIterator[Sidecar]:
     """Start everything; leaving the block stops serving, flushes tiers and syncs the spool.
 
-    `transport` replaces the network in tests. Raises typed errors for a state directory that is
+    `transport` replaces the network in tests; `progress` follows the recovery of the NVMe tier.
+    Raises typed errors for a state directory that is
     taken or open to others, a socket that is served already, and an enrolment that is refused.
     """
     clocks = clocks or Clocks()
@@ -170,7 +190,17 @@ async def running(
             http_client(settings.service_url, settings.control_timeout_s, transport)
         )
         enrolled = await _enrolled(settings, state, http, keys)
-        store = await stack.enter_async_context(open_store(_store_settings(settings), clocks.boot))
+        appraiser = Appraiser(clocks.boot, _appraisal_settings(settings))
+        admission = Admission(clocks.boot, saved_s=appraiser.saved_seconds)
+        store = await stack.enter_async_context(
+            open_store(
+                _store_settings(settings),
+                clocks.boot,
+                progress=progress,
+                policy=admission if settings.admission else None,
+                evicted=admission.evicted,
+            )
+        )
         spool = await stack.enter_async_context(
             Spool.opened(
                 state.spool,
@@ -182,7 +212,9 @@ async def running(
         client = ControlClient(http, enrolled, keys, clocks)
         wiping = wiping_workers()
         stack.callback(wiping.close)
-        sidecar = _build(settings, clocks, state, client, store, spool, wiping)
+        sidecar = _build(
+            settings, clocks, state, client, store, spool, wiping, appraiser, admission
+        )
         async with asyncio.TaskGroup() as tasks:
             background = [
                 tasks.create_task(sidecar.serving.run(), name="serving-leases"),
@@ -193,12 +225,36 @@ async def running(
                 tasks.create_task(sidecar.watch.run(), name="watch"),
             ]
             try:
-                async with sidecar.prefetcher.running(), sidecar.server.accepting(listener):
+                async with (
+                    sidecar.prefetcher.running(),
+                    _door(sidecar),
+                    sidecar.server.accepting(listener),
+                ):
                     yield sidecar
             finally:
                 for task in background:
                     task.cancel()
                 sidecar.ring.drop_all()
+
+
+@asynccontextmanager
+async def _door(sidecar: Sidecar) -> AsyncIterator[None]:
+    """Metrics and the operator's routes, where settings ask for them."""
+    settings = sidecar.settings
+    if settings.metrics_listen is None:
+        yield
+        return
+    place = place_of(settings.metrics_listen, beyond_loopback=settings.metrics_beyond_loopback)
+    app = Operations(
+        sidecar.snapshot,
+        sidecar.watch,
+        settings.operator_token_file,
+        local=isinstance(place, Path),
+    )
+    with open_place(place) as listener:
+        async with serving(app, listener):
+            _log.info("metrics on %s", settings.metrics_listen)
+            yield
 
 
 async def _enrolled(
@@ -238,6 +294,8 @@ def _build(
     store: BlockStore,
     spool: Spool,
     wiping: Workers,
+    appraiser: Appraiser,
+    admission: Admission,
 ) -> Sidecar:
     log = LogState()
     gate = Gate(log, clocks)
@@ -249,7 +307,7 @@ def _build(
     invalidation = Invalidation(
         client.enrolled.sidecar, log, gate, leases, ring, store, live, rooms
     )
-    prefetcher = Prefetcher(StoreShelf(store), _prefetch_settings(settings), clocks.boot)
+    prefetcher = Prefetcher(store, _prefetch_settings(settings), clocks.boot)
     events = Events(Sequence(state.path).take, clocks, ring_max=settings.events_max)
     breakers = Breakers(
         state.path,
@@ -288,6 +346,7 @@ def _build(
         clocks,
         settings.catch_up_s,
         stance=watch.stance,
+        appraiser=appraiser,
     )
     times = TransferTimes(
         load_deadline_ns=int(settings.load_deadline_s * NS),
@@ -309,7 +368,19 @@ def _build(
     sessions = Sessions(
         Bench(
             judge,
-            Depot(store, ring, leases, gate, audit, prefetcher, clocks, times, watch),
+            Depot(
+                store,
+                ring,
+                leases,
+                gate,
+                audit,
+                prefetcher,
+                clocks,
+                times,
+                watch,
+                appraiser,
+                admission.used,
+            ),
             in_flight,
             live,
             hints,
@@ -361,6 +432,8 @@ def _build(
         shipper=Shipper(spool, client, settings.ship_interval_s),
         invalidation=invalidation,
         watch=watch,
+        appraiser=appraiser,
+        admission=admission,
     )
     watch.attach(_watch_sources(sidecar))
     return sidecar
@@ -371,6 +444,19 @@ def _watch_sources(sidecar: Sidecar) -> Sources:
         gauges=sidecar.gauges,
         tally=sidecar.tally,
         pending_write_bytes=sidecar.store.pending_write_bytes,
+        recompute_s=sidecar.appraiser.recompute_seconds,
+        reported=sidecar.appraiser.observe_report,
+        gone=sidecar.appraiser.forget,
+    )
+
+
+def _appraisal_settings(settings: SidecarSettings) -> AppraisalSettings:
+    return AppraisalSettings(
+        enabled=settings.cost_model,
+        quantile=settings.cost_quantile,
+        decision=DecisionSettings(margin=settings.cost_margin),
+        cost=CostSettings(half_window_s=settings.cost_half_window_s),
+        promise_s=settings.load_deadline_s,
     )
 
 
@@ -403,7 +489,14 @@ def _store_settings(settings: SidecarSettings) -> StoreSettings:
     return StoreSettings(
         host_bytes=settings.host_bytes,
         nvme_path=settings.nvme_path,
+        nvme_paths=settings.nvme_paths,
         nvme_bytes=settings.nvme_bytes,
+        nvme_limits=NvmeLimits(
+            queue_depth=settings.nvme_queue_depth,
+            write_bytes_per_day=settings.nvme_write_bytes_per_day,
+            free_floor_bytes=settings.nvme_free_floor_bytes,
+        ),
+        disk_threads=settings.disk_threads,
         region_bytes=settings.region_bytes,
         host_quota_bytes=settings.tenant_host_bytes,
         nvme_quota_bytes=settings.tenant_nvme_bytes,

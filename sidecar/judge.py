@@ -17,10 +17,12 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from policy import grants
+from sidecar.appraisal import Appraiser
 from sidecar.audit import Audit, Kind
 from sidecar.chain import TOKEN_BYTES, Chain
 from sidecar.clocks import Clocks
 from sidecar.control_client import ControlClient
+from sidecar.decision import Offer, Stored
 from sidecar.gate import Gate
 from sidecar.leases import KeyLeases
 from sidecar.logstate import LogState
@@ -34,6 +36,7 @@ from strongroom.blocks import BlockId, Grid, prompt_digest
 from strongroom.derivation import salt_digest
 from strongroom.errors import Missing, Refused, Unavailable
 from strongroom.grant import GrantClaims, Operation
+from strongroom.kvformat import Layout
 from strongroom.limits import (
     ENGINE_SALT_CHARS_MAX,
     EXTRAS_BYTES_MAX,
@@ -53,6 +56,8 @@ class EngineFacts:
     grid: Grid
     ranks: tuple[int, ...]
     """The ranks that are connected, or nothing unless all of them are."""
+    layout: Layout
+    """Rank 0's; the others hold about as much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +82,7 @@ class Judge:
         clocks: Clocks,
         catch_up_s: float,
         stance: Callable[[str], Stance] = unrestricted,
+        appraiser: Appraiser | None = None,
     ) -> None:
         self._client = client
         self._tenants = frozenset(client.enrolled.tenants)
@@ -90,6 +96,7 @@ class Judge:
         self._catch_up_s = catch_up_s
         self._stance = stance
         """What is in force for an engine now."""
+        self._appraiser = appraiser
 
     async def judge(
         self, request: Request, opened: Open, facts: EngineFacts, *, kind: Kind = "lookup"
@@ -220,13 +227,16 @@ class Judge:
         except Missing:
             return _No(Reason.LEASE)
         hit = tuple(block for block in found if stance.allows(block.extent.end))
+        allowed = len(hit)
+        if kind == "lookup":
+            hit = self._worth_bringing(request, hit, len(opened.tokens) // TOKEN_BYTES, facts)
         judged = Judged(grant, prompt, hit, may_save=Operation.WRITE in grant.ops and stance.saves)
         tier = self._tier(hit, facts.ranks)
         try:
             await self._audit.record(
                 kind,
                 "hit" if hit else "miss",
-                Reason.NONE if hit else Reason.ABSENT,
+                _reason(len(found), allowed, len(hit)),
                 engine=facts.engine,
                 request=request.name,
                 grant=grant,
@@ -238,6 +248,24 @@ class Judge:
         except Unavailable:
             return _No(Reason.AUDIT)
         return self._alive(request, grant) or judged
+
+    def _worth_bringing(
+        self, request: Request, hit: tuple[ChainedBlock, ...], tokens: int, facts: EngineFacts
+    ) -> tuple[ChainedBlock, ...]:
+        """The front of the hit that is brought sooner than it is computed."""
+        if self._appraiser is None:
+            return hit
+        stored = []
+        for block in hit:
+            addresses = [BlockAddress(block.block, rank) for rank in facts.ranks]
+            tier = self._store.slowest_tier(addresses)
+            if tier is None:
+                break  # gone since it was found
+            nbytes = facts.layout.block_bytes(block.extent.tokens) * len(addresses)
+            stored.append(Stored(block.extent.end, tier, nbytes))
+        offer = Offer(tokens, tuple(stored))
+        decision = self._appraiser.choose(facts.engine, request.name, offer)
+        return tuple(block for block in hit if block.extent.end <= decision.tokens)
 
     def _resident(self, block: BlockId, ranks: Collection[int]) -> bool:
         """On every rank; with a rank away no shard of its can be brought, so it is a miss."""
@@ -251,3 +279,12 @@ class Judge:
             BlockAddress(block.block, rank) for block in hit for rank in ranks
         )
         return "" if tier is None else tier.value
+
+
+def _reason(found: int, allowed: int, taken: int) -> Reason:
+    """Why no more was taken of what is stored."""
+    if not found:
+        return Reason.ABSENT
+    if taken < allowed:
+        return Reason.COST
+    return Reason.NONE if allowed else Reason.ABSENT

@@ -25,6 +25,8 @@ class Reason(StrEnum):
     PROTOCOL = "protocol"
     AUDIT = "audit"
     """No access record could be written, so nothing was served."""
+    COST = "cost"
+    """Stored, and computed anew, all or a part: that is expected to be sooner."""
     PARENT = "parent"
     """A block before it in its chain was not stored, so it could never match."""
     CANCELLED = "cancelled"

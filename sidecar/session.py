@@ -102,6 +102,7 @@ class SessionSet:
             format_digest=greeting.format.digest(),
             grid=greeting.grid,
             ranks=tuple(sorted(self.workers)) if whole else (),
+            layout=greeting.layout,
         )
 
     def live(self) -> Iterable[LiveRequest]:
@@ -217,10 +218,12 @@ class SchedulerSession:
                 request = self.joined.requests.get(name)
                 if request is not None:
                     request.cancel(self._now())
+                    self._bench.depot.appraiser.dropped(self.joined.greeting.engine, name)
             case Finish(name):
                 request = self.joined.requests.get(name)
                 if request is not None:
                     request.finish(self._now())
+                    self._bench.depot.appraiser.dropped(self.joined.greeting.engine, name)
             case Report():
                 self._bench.depot.watch.reported(self.joined.greeting.engine, frame)
             case Hint():

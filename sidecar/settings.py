@@ -59,6 +59,8 @@ class SidecarSettings(BaseSettings):
     engine_tokens: Path
     """A folder with one file an engine, `<engine>.token`, that only that engine can read."""
     nvme_path: Path | None = None
+    nvme_paths: tuple[Path, ...] = ()
+    """Further folders, each on a device of its own; with `nvme_path` they are one tier."""
 
     # The control plane.
     service_url: str = "http://127.0.0.1:8420"
@@ -99,6 +101,14 @@ class SidecarSettings(BaseSettings):
     """Staging of one worker connection."""
     host_bytes: Bytes = 1024 * 1024 * 1024
     nvme_bytes: Bytes = 4 * 1024 * 1024 * 1024
+    """Of all folders together."""
+    nvme_write_bytes_per_day: Bytes | None = None
+    """How much flash may be written in a day; over it new blocks stay in host memory."""
+    nvme_free_floor_bytes: Annotated[int, Field(ge=0)] = 256 * 1024 * 1024
+    """Free space of a device's file system below which nothing new is written to it."""
+    nvme_queue_depth: Annotated[int, Field(ge=1, le=256)] = 8
+    """System calls that one batch of reads or writes keeps in flight."""
+    disk_threads: Annotated[int, Field(ge=1, le=256)] = 8
     region_bytes: Bytes = 64 * 1024 * 1024
     tenant_host_bytes: Bytes | None = None
     tenant_nvme_bytes: Bytes | None = None
@@ -186,6 +196,26 @@ class SidecarSettings(BaseSettings):
     readable_after_deletion: Count = 1
     """Both are expected never. They refuse all caching, and an operator clears them."""
 
+    # Restore or recompute.
+    cost_model: bool = True
+    """Whether a hit that is computed sooner than it is restored is computed. Off: restore all."""
+    cost_quantile: Annotated[float, Field(ge=0.5, le=0.999)] = 0.95
+    """The SLO's quantile, at which both sides are priced."""
+    cost_half_window_s: Seconds = 30.0
+    """An observation counts for one to two of these."""
+    cost_margin: Annotated[float, Field(ge=0.0, le=1.0)] = 0.1
+    """How much better the other side must be for a change of sides (hysteresis)."""
+    admission: bool = True
+    """Whether a block must be worth its write to flash. Off: all are written."""
+
+    # The operator's door (sidecar/operations.py).
+    metrics_listen: str | None = None
+    """`127.0.0.1:9464`, or `unix:/path` in a folder that is made 0700; None: nowhere."""
+    metrics_beyond_loopback: bool = False
+    """Allow an address that other machines reach, in plain HTTP (behind a TLS proxy)."""
+    operator_token_file: Path | None = None
+    """A file (0600) with the token for clearing breakers; without it none can be cleared."""
+
     # Audit.
     spool_sync: SpoolSync = SpoolSync.WITHIN_SECOND
     spool_bytes_max: Bytes = 1024 * 1024 * 1024
@@ -221,6 +251,9 @@ class SidecarSettings(BaseSettings):
     def _a_block_fits_everywhere(self) -> Self:
         if self.region_bytes > self.nvme_bytes:
             raise ValueError("region_bytes must not exceed nvme_bytes")
+        folders = [path for path in (self.nvme_path, *self.nvme_paths) if path is not None]
+        if len(set(folders)) < len(folders):
+            raise ValueError("nvme_paths names a folder twice")
         if (self.prefetch_bytes or 0) > self.host_bytes // 2:
             raise ValueError("prefetch_bytes must not exceed half of host_bytes")
         return self

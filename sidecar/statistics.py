@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from sidecar.gate import GateState
 from sidecar.prefetch_statistics import PrefetchStatistics
 from sidecar.spool import SpoolStatistics
+from sidecar.watch import WatchStatistics
 from storage.store import StoreStatistics
 from strongroom.log import LogHead
 
@@ -68,3 +69,4 @@ class SidecarStatistics:
     ship_failures: int
     events: Mapping[tuple[str, str, str], int]
     store: StoreStatistics
+    watch: WatchStatistics

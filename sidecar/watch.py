@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from sidecar.breaker import Breakers, Condition
+from sidecar.breaker import Armed, Breakers, BreakerState, Condition
 from sidecar.clocks import Clocks
 from sidecar.events import EventKind, Events
 from sidecar.gauges import Gauges
-from sidecar.latency import Latency
-from sidecar.pressure import Gauge, Pressure, Readings
+from sidecar.latency import Latency, LatencyStatistics
+from sidecar.pressure import Effects, Gauge, Pressure, Readings
 from sidecar.reasons import Reason
 from sidecar.reports import Reported, Reports
 from sidecar.sentry import Sentry
@@ -80,6 +80,47 @@ class TransferCounts:
     saves: int = 0
     saves_refused: int = 0
     tokens_restored: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BreakerView:
+    """One breaker: `armed`, `tripped` or `probation`."""
+
+    condition: Condition
+    state: str
+    reading: float | None
+    threshold: float
+    at: str
+    """When it tripped; empty while armed."""
+    evidence: int
+    """Events kept of the window before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class WatchStatistics:
+    """What the watch saw and what is in force now."""
+
+    rungs: Mapping[Gauge, int]
+    engine_rungs: Mapping[str, int]
+    effects: Effects
+    steps: int
+    actions: Mapping[str, Action]
+    """By engine that reports."""
+    action: Action
+    """The heaviest in force anywhere."""
+    breakers: tuple[BreakerView, ...]
+    trips: int
+    looks: int
+    crossed: int
+    deleted: int
+    loads: int
+    loads_failed: int
+    saves: int
+    saves_refused: int
+    tokens_restored: int
+    lookup: LatencyStatistics
+    restore: Mapping[str, LatencyStatistics]
+    last_event: int
 
 
 @dataclass(slots=True)
@@ -236,6 +277,44 @@ class Watch:
                 numbers={"blocks": blocks},
             )
         self._streak(reason)
+
+    def statistics(self) -> WatchStatistics:
+        """A frozen snapshot."""
+        actions = {engine: self.stance(engine).action for engine in self.reports.latest()}
+        return WatchStatistics(
+            rungs=self.pressure.rungs(),
+            engine_rungs=self.pressure.engine_rungs(),
+            effects=self.pressure.effects,
+            steps=self.pressure.steps,
+            actions=actions,
+            action=max((self.breakers.action, *actions.values()), key=_weight),
+            breakers=tuple(
+                self._view(name, state) for name, state in self.breakers.states().items()
+            ),
+            trips=self.breakers.trips,
+            looks=self.sentry.looks,
+            crossed=self.sentry.crossed,
+            deleted=self.sentry.deleted,
+            loads=self.counts.loads,
+            loads_failed=self.counts.loads_failed,
+            saves=self.counts.saves,
+            saves_refused=self.counts.saves_refused,
+            tokens_restored=self.counts.tokens_restored,
+            lookup=self.latencies.lookup.statistics(),
+            restore={tier: found.statistics() for tier, found in self.latencies.restore.items()},
+            last_event=self.events.last,
+        )
+
+    def _view(self, condition: Condition, state: BreakerState) -> BreakerView:
+        trip = None if isinstance(state, Armed) else state.trip
+        return BreakerView(
+            condition=condition,
+            state=type(state).__name__.lower(),
+            reading=self.breakers.reading(condition),
+            threshold=self.breakers.threshold(condition),
+            at="" if trip is None else trip.at,
+            evidence=0 if trip is None else len(trip.evidence),
+        )
 
     # The look
 
