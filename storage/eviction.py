@@ -8,15 +8,17 @@ The order, from the outside in:
   `ageing_s` without a use, down to the default, so that everlasting 100s starve nobody. One with
   a duration is the default after it. Blocks above the default that hold more than
   `high_share_max` of their tenant's bytes pay before the others, so that they can't fill a tier.
-- **Frequency and recency**: S3-FIFO (Yang et al., SOSP 2023). What is stored comes into a small
-  queue; a use while it is there brings it into the main queue, where each use (3 at most) buys
-  one more round. What was stored before and left comes into the main queue at once: the ghost
-  queue of S3-FIFO is the TinyLFU sketch here, which costs two bytes a block.
+- **Recency and frequency**, as ARC has it (Megiddo and Modha, FAST 2003). What is stored for the
+  first time is *fresh*; what was used since, or comes back after it left, is *proven*; each kind
+  leaves in the order of its last use. A fresh block leaves before a proven one that was used
+  later; where the proven one is the older, the fresh ones' share of the room decides, which
+  follows what comes back: a fresh block that left too early makes it more, a proven one less.
+  ARC's ghost lists are a table of two bytes a block here.
 - **Leaves only.** A child without its parent can never match. A parent that is met is parked
   outside its queue and comes back to the cold end when its last child has gone.
 - Never a block that somebody holds.
 
-A use is a few array writes and moves nothing. A victim costs O(1) amortised in blocks (each
+A use is a few array writes. A victim costs O(1) amortised in blocks (each
 step past a block is paid for by its use, its storing or its child), O(queues) of one tenant, and
 O(tenants) once an iteration.
 
@@ -33,7 +35,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
-from storage.frequency import Frequency
+from storage.ghosts import Ghosts
 from storage.retention import PRIORITY_DEFAULT, Retention
 from storage.shares import Shares
 from strongroom.clock import Clock
@@ -41,12 +43,12 @@ from strongroom.identity import ComponentId
 
 NONE: Final = -1
 """No slot."""
-_USES_MAX: Final = 3
-_KNOWN: Final = 2
-"""From this count on, its storing included, a block was here before."""
 _TICK_BITS: Final = 25
 """Times are kept in ticks of 2**25 ns, 34 ms: 32 bits last four years."""
 _TICK_MAX: Final = 2**32 - 1
+_SLOT_MASK: Final = 2**32 - 1
+_FRESH_FIRST: Final = 0.5
+"""Room of the fresh, in parts of the whole, before anything has come back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +59,14 @@ class EvictionSettings:
     """Time without a use that costs a priority above the default one point."""
     high_share_max: float = 0.5
     """Of a tenant's bytes, the most that priorities above the default protect."""
-    small_share: float = 0.1
-    """Of a priority's bytes, what its small queue keeps before it pays first."""
 
 
 class _State(IntEnum):
     """Where a slot is."""
 
     FREE = 0
-    SMALL = 1
-    MAIN = 2
+    FRESH = 1
+    PROVEN = 2
     GONE = 3
     """Removed, but children still name it as their parent."""
 
@@ -85,18 +85,34 @@ class _Chain:
 class _Queue:
     """The blocks of one tenant at one priority."""
 
-    __slots__ = ("level", "main", "number", "small", "tenant")
+    __slots__ = ("fresh", "fresh_share", "level", "number", "proven", "returned", "tenant")
 
     def __init__(self, number: int, tenant: _Tenant, level: int) -> None:
         self.number = number
         self.tenant = tenant
         self.level = level
-        self.small = _Chain()
-        self.main = _Chain()
+        self.fresh = _Chain()
+        self.proven = _Chain()
+        self.fresh_share = _FRESH_FIRST
+        self.returned = [1.0, 1.0]
+        """How much came back lately after it left as fresh, and as proven."""
 
     @property
     def nbytes(self) -> int:
-        return self.small.nbytes + self.main.nbytes
+        return self.fresh.nbytes + self.proven.nbytes
+
+    def came_back(self, nbytes: int, *, as_proven: bool) -> None:
+        """Learn from a block that left and is stored again (ARC's rule, in parts of the whole)."""
+        fresh, proven = self.returned
+        step = nbytes / max(self.nbytes, nbytes)
+        if as_proven:
+            self.fresh_share = max(0.0, self.fresh_share - step * max(1.0, fresh / proven))
+            proven += step
+        else:
+            self.fresh_share = min(1.0, self.fresh_share + step * max(1.0, proven / fresh))
+            fresh += step
+        over = max(1.0, fresh + proven - 1.0)
+        self.returned = [fresh / over, proven / over]
 
 
 class _Tenant:
@@ -128,9 +144,8 @@ class Eviction:
         self._settings = settings
         self._is_held = is_held
         self._ageing_ticks = max(1, int(settings.ageing_s * 1e9) >> _TICK_BITS)
-        self._frequency = Frequency()
+        self._ghosts = Ghosts()
         self._state = bytearray()
-        self._uses = bytearray()
         self._linked = bytearray()
         self._generation = array.array("I")
         self._queue = array.array("I")
@@ -140,6 +155,10 @@ class Eviction:
         self._parent = array.array("i")
         self._children = array.array("I")
         self._used_at = array.array("I")
+        """When it was used last, in ticks, for ageing."""
+        self._use = array.array("I")
+        """Which use of all that was, for the order; it wraps around."""
+        self._uses = 0
         self._nbytes = array.array("Q")
         self._free = NONE
         self._count = 0
@@ -158,7 +177,7 @@ class Eviction:
 
     def is_here(self, slot: int) -> bool:
         """Whether the slot holds a block."""
-        return self._state[slot] in {_State.SMALL, _State.MAIN}
+        return self._state[slot] in {_State.FRESH, _State.PROVEN}
 
     def stamp(self, slot: int) -> int:
         """Tells this block of the slot from any other; never 0."""
@@ -181,36 +200,48 @@ class Eviction:
     ) -> int:
         """Take a block in, as used now; its slot. `parent` is a slot or `NONE`."""
         slot = self._take_slot()
-        known = self._frequency.count(key) >= _KNOWN
         queue = self._queue_of(tenant, retention.priority)
-        self._state[slot] = _State.MAIN if known else _State.SMALL
-        self._uses[slot] = 0
+        left_as = self._ghosts.pop(key)
+        known = left_as is not None
+        if left_as is not None:
+            queue.came_back(nbytes, as_proven=left_as)
+        self._state[slot] = _State.PROVEN if known else _State.FRESH
         self._queue[slot] = queue.number
         self._parent[slot] = parent
         self._children[slot] = 0
-        self._used_at[slot] = now = self._now()
+        now = self._used(slot)
         self._nbytes[slot] = nbytes
         if parent != NONE:
             self._children[parent] += 1
-        chain = queue.main if known else queue.small
+        chain = queue.proven if known else queue.fresh
         chain.nbytes += nbytes
         self._link_hot(chain, slot)
         if retention.duration_s is not None and retention.priority != PRIORITY_DEFAULT:
             self._remember(now + (int(retention.duration_s * 1e9) >> _TICK_BITS) + 1, slot)
         self._count += 1
-        if self._count > self._frequency.width:
-            self._frequency.widen(self._count)
+        self._ghosts.widen(self._count)
         return slot
 
-    def touch(self, slot: int, key: bytes) -> None:
+    def touch(self, slot: int) -> None:
         """Count a use."""
-        self._frequency.count(key)
-        self._used_at[slot] = self._now()
-        if self._uses[slot] < _USES_MAX:
-            self._uses[slot] += 1
+        self._used(slot)
+        queue = self._queues[self._queue[slot]]
+        proven = queue.proven
+        if self._state[slot] == _State.FRESH:
+            if self._linked[slot]:
+                self._unlink(queue.fresh, slot)
+            self._state[slot] = _State.PROVEN
+            queue.fresh.nbytes -= self._nbytes[slot]
+            proven.nbytes += self._nbytes[slot]
+        elif proven.tail == slot:
+            return
+        elif self._linked[slot]:
+            self._unlink(proven, slot)
+        self._link_hot(proven, slot)
 
-    def remove(self, slot: int) -> None:
+    def remove(self, slot: int, key: bytes) -> None:
         """The block has gone."""
+        self._ghosts.put(key, proven=self._state[slot] == _State.PROVEN)
         chain = self._chain(slot)
         chain.nbytes -= self._nbytes[slot]
         if self._linked[slot]:
@@ -251,7 +282,7 @@ class Eviction:
                     self._set_aside(slot, aside)
         finally:
             for stamp in reversed(aside):
-                slot = stamp & _TICK_MAX
+                slot = stamp & _SLOT_MASK
                 if self.is_stamped(slot, stamp) and not self._linked[slot]:
                     self._link_cold(self._chain(slot), slot)
 
@@ -322,7 +353,7 @@ class Eviction:
                     if slot == NONE:
                         continue
                     found = True
-                    rank = (self._aged(queue.level, slot, now), self._used_at[slot], queue.level)
+                    rank = (self._aged(queue.level, slot, now), -self._age(slot), queue.level)
                     if best_slot == NONE or rank < best:
                         best, best_slot = rank, slot
                 if found:
@@ -337,36 +368,24 @@ class Eviction:
 
     def _cold_end(self, queue: _Queue, keep: int, aside: list[int]) -> int:
         """The block of a queue that leaves first; it stays where it is."""
-        small, main = queue.small, queue.main
-        while True:
-            share = self._settings.small_share * queue.nbytes
-            if small.head != NONE and (main.head == NONE or small.nbytes > share):
-                chain = small
-            else:
-                chain = main
-            slot = chain.head
-            if slot == NONE:
-                return NONE
+        fresh = self._leaf(queue.fresh, keep, aside)
+        proven = self._leaf(queue.proven, keep, aside)
+        if NONE in {fresh, proven}:
+            return max(fresh, proven)
+        if self._age(fresh) > self._age(proven):
+            return fresh
+        return fresh if queue.fresh.nbytes >= queue.fresh_share * queue.nbytes else proven
+
+    def _leaf(self, chain: _Chain, keep: int, aside: list[int]) -> int:
+        """The coldest block of a chain that may leave."""
+        while (slot := chain.head) != NONE:
             if self._children[slot]:
                 self._unlink(chain, slot)  # parked
-            elif self._uses[slot]:
-                self._go_on(queue, chain, slot)
             elif slot == keep or self._is_held(slot):
                 self._set_aside(slot, aside)
             else:
-                return slot
-
-    def _go_on(self, queue: _Queue, chain: _Chain, slot: int) -> None:
-        """A block that was used goes on to the hot end of the main queue."""
-        self._unlink(chain, slot)
-        if chain is queue.small:
-            self._uses[slot] = 0
-            self._state[slot] = _State.MAIN
-            chain.nbytes -= self._nbytes[slot]
-            queue.main.nbytes += self._nbytes[slot]
-        else:
-            self._uses[slot] -= 1
-        self._link_hot(queue.main, slot)
+                break
+        return slot
 
     def _set_aside(self, slot: int, aside: list[int]) -> None:
         self._unlink(self._chain(slot), slot)
@@ -386,7 +405,7 @@ class Eviction:
         now = self._now()
         while self._due_ticks and self._due_ticks[0] <= now:
             for stamp in self._due.pop(heapq.heappop(self._due_ticks)):
-                slot = stamp & _TICK_MAX
+                slot = stamp & _SLOT_MASK
                 if self.is_stamped(slot, stamp):
                     self._move(slot, PRIORITY_DEFAULT)
 
@@ -402,12 +421,22 @@ class Eviction:
         chain.nbytes += self._nbytes[slot]
         if not linked:
             return
-        if chain.head != NONE and self._used_at[slot] > self._used_at[chain.head]:
+        if chain.head != NONE and self._age(slot) < self._age(chain.head):
             self._link_hot(chain, slot)
         else:
             self._link_cold(chain, slot)
 
     # Slots and lists
+
+    def _used(self, slot: int) -> int:
+        self._uses = (self._uses + 1) & _SLOT_MASK
+        self._use[slot] = self._uses
+        self._used_at[slot] = now = self._now()
+        return now
+
+    def _age(self, slot: int) -> int:
+        """How many uses of any block ago it was used."""
+        return (self._uses - self._use[slot]) & _SLOT_MASK
 
     def _now(self) -> int:
         return min(self._clock() >> _TICK_BITS, _TICK_MAX)
@@ -424,7 +453,7 @@ class Eviction:
 
     def _chain(self, slot: int) -> _Chain:
         queue = self._queues[self._queue[slot]]
-        return queue.small if self._state[slot] == _State.SMALL else queue.main
+        return queue.fresh if self._state[slot] == _State.FRESH else queue.proven
 
     def _without_children(self, parent: int) -> None:
         if self._state[parent] == _State.GONE:
@@ -436,9 +465,9 @@ class Eviction:
         slot = self._free
         if slot == NONE:
             slot = len(self._state)
-            for flags in (self._state, self._uses, self._linked):
+            for flags in (self._state, self._linked):
                 flags.append(0)
-            for column in (self._generation, self._queue, self._children, self._used_at):
+            for column in (self._generation, self._queue, self._children, self._used_at, self._use):
                 column.append(0)
             for neighbour in (self._cold, self._hot, self._parent):
                 neighbour.append(NONE)

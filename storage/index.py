@@ -118,11 +118,12 @@ class Index:
         packed = address.pack()
         slot = self._slots.get(packed)
         if slot is not None:
-            self._eviction.touch(slot, packed)
+            self._eviction.touch(slot)
 
     def remove(self, address: BlockAddress) -> Row:
         """Make a block invisible; its place is the caller's to give back."""
-        slot = self._slots.pop(address.pack(), None)
+        packed = address.pack()
+        slot = self._slots.pop(packed, None)
         if slot is None:
             raise Missing("not resident")
         row = self._row(address, slot)
@@ -131,7 +132,7 @@ class Index:
         if not self._in_namespace[number]:
             del self._in_namespace[number], self._tenant_of[number]
         self._pins.pop(slot, None)
-        self._eviction.remove(slot)
+        self._eviction.remove(slot, packed)
         return row
 
     def victims(
