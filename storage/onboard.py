@@ -335,7 +335,7 @@ class Onboarding:
             self._settle(indexes[number], views[number], error)
 
         try:
-            await read_many(nvme, wanted, done)
+            await nvme.read_many(wanted, done)
         except StrongroomError as error:
             for number in range(len(indexes)):
                 done(number, error)
@@ -418,26 +418,6 @@ def _address(state: OnboardState) -> BlockAddress:
             return address
         case Failed(address=address):
             return address
-
-
-async def read_many(
-    nvme: NvmeTier,
-    wanted: Sequence[tuple[BlockAddress, memoryview]],
-    done: Callable[[int, StrongroomError | None], None],
-) -> None:
-    """Read each record, in whatever order; `done` hears of each as it is there."""
-
-    async def one(number: int, address: BlockAddress, into: memoryview) -> None:
-        try:
-            await nvme.read_into(address, into)
-        except StrongroomError as error:
-            done(number, error)
-        else:
-            done(number, None)
-
-    async with asyncio.TaskGroup() as group:
-        for number, (address, into) in enumerate(wanted):
-            group.create_task(one(number, address, into), name="onboard-read")
 
 
 def _admit_any() -> None:
