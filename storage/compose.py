@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,15 +16,19 @@ from storage.memfd import MemoryOptions
 from storage.offload import OffloadPipeline
 from storage.offloads import OffloadSettings
 from storage.onboard import OnboardSettings
+from storage.eviction import EvictionSettings
 from storage.residency import Residency
+from storage.shares import Share
 from storage.stages import Policy, WriteAll
 from storage.store import BlockStore
 from storage.tiers.host import HostTier
+from storage.tiers.limits import NvmeLimits
 from storage.tiers.nvme import MakeFiles, NvmeTier
 from storage.tiers.recovery import Progress
 from storage.tiers.regions import RegionFiles
 from storage.workers import crypto_workers, disk_workers
 from strongroom.clock import Clock, boot_ns
+from strongroom.identity import ComponentId
 from strongroom.limits import PIN_S_DEFAULT
 
 MIB = 1024 * 1024
@@ -40,15 +44,23 @@ class StoreSettings:
 
     host_bytes: int = 1024 * MIB
     nvme_path: Path | None = None
+    nvme_paths: tuple[Path, ...] = ()
+    """Further folders, each on a device of its own; all of them are one tier."""
     nvme_bytes: int = 4096 * MIB
+    """Of all folders together."""
+    nvme_limits: NvmeLimits = field(default_factory=NvmeLimits)
     region_bytes: int = 256 * MIB
     host_quota_bytes: int | None = None
     """A tenant's cap in the host tier; None is none (eviction bounds it)."""
     nvme_quota_bytes: int | None = None
+    host_shares: Mapping[ComponentId, Share] = field(default_factory=dict)
+    """Guarantee, weight and cap in the host tier, by tenant."""
+    nvme_shares: Mapping[ComponentId, Share] = field(default_factory=dict)
+    eviction: EvictionSettings = field(default_factory=EvictionSettings)
     crypto_threads: int = field(default_factory=_cores)
     crypto_queue_max: int = 1024
     """Jobs that run or wait on the crypto threads; beyond it a transfer is `Overloaded`."""
-    disk_threads: int = 4
+    disk_threads: int = 8
     disk_queue_max: int = 256
     write_behind_s: float = 0.5
     """The age at which a batch is written that has not filled up."""
@@ -64,6 +76,11 @@ class StoreSettings:
     numa_node: int | None = None
     """The node whose memory the arena takes; None leaves it to the system."""
 
+    @property
+    def nvme_folders(self) -> tuple[Path, ...]:
+        """Every folder of the NVMe tier."""
+        return (*((self.nvme_path,) if self.nvme_path else ()), *self.nvme_paths)
+
 
 @asynccontextmanager
 async def open_store(
@@ -72,8 +89,10 @@ async def open_store(
     progress: Progress | None = None,
     make_files: MakeFiles = RegionFiles,
     policy: Policy | None = None,
+    evicted: Callable[[BlockAddress], None] | None = None,
 ) -> AsyncIterator[BlockStore]:
-    """An open store. `progress` follows the recovery of the NVMe regions.
+    """An open store. `progress` follows the recovery of the NVMe regions; `evicted` hears of
+    every block that leaves NVMe to make room.
 
     Raises `Unavailable` or `Conflict` when the NVMe directory cannot be used.
     """
@@ -85,24 +104,31 @@ async def open_store(
         stack.callback(disk.close)
         dirty = DirtyBlocks()
         nvme = None
-        if settings.nvme_path is not None:
+        if settings.nvme_folders:
             nvme = await NvmeTier.open(
-                settings.nvme_path,
+                settings.nvme_folders,
                 settings.nvme_bytes,
                 settings.region_bytes,
                 disk,
                 clock,
                 pin_ns=pin_ns,
                 quota_bytes=settings.nvme_quota_bytes,
+                shares=settings.nvme_shares,
+                eviction=settings.eviction,
+                limits=settings.nvme_limits,
                 progress=progress,
                 make_files=make_files,
             )
             stack.push_async_callback(nvme.close)
+            if evicted is not None:
+                nvme.tell_evicted(evicted)
         host = HostTier(
             settings.host_bytes,
             clock,
             pin_ns=pin_ns,
             quota_bytes=settings.host_quota_bytes,
+            shares=settings.host_shares,
+            eviction=settings.eviction,
             is_dirty=dirty.__contains__,
             is_backed=nowhere if nvme is None else nvme.__contains__,
             memory=MemoryOptions(settings.lock_memory, settings.huge_pages, settings.numa_node),
