@@ -13,9 +13,12 @@ from typing import Any
 
 import pytest
 
+from sidecar.breaker import Condition
+from sidecar.stance import Action
 from storage.tiers.protocol import TierName
 from strongroom.connectors.digests import measure
 from strongroom.grant import EngineDigests
+from strongroom.wire.frames import Report
 from tests.connectors.engine_process import ENGINE_PYTHON, EngineProcess, make_tiny_model
 from tests.connectors.test_vllm_e2e import TINY, prompt
 from tests.sidecar.control_plane import FakeControlPlane, Granted, Tenant
@@ -173,4 +176,55 @@ async def leased(world: World, *, running: bool) -> None:
     """Wait until the sidecar has a lease, or has none."""
     async with asyncio.timeout(20):
         while world.sidecar.gate.state().open is not running:
+            await asyncio.sleep(0.02)
+
+
+async def test_breakers_leave_the_engine_its_own_cache_or_take_that_too(
+    home: Path, tiny: Path
+) -> None:
+    directory = home / "gate"
+    directory.mkdir()
+    control = FakeControlPlane()
+    tokens, other = prompt(504), prompt(505)
+    with EngineProcess(home) as engine:
+        party = Party(engine, control, tiny)
+        async with harness(directory, control, watch_interval_s=0.05, **SIZES) as world:
+            await party.start(world, tiny)
+            watch = world.sidecar.watch
+            _, output = await party.generate(tokens, party.grant(world.tenant, tokens))
+            await stored(world, 3)
+
+            report = await reported(world)
+            assert report.pages > report.free_pages // 2 > 0
+            assert 0 < report.prefill_us <= report.busy_us
+            assert report.prefill_tokens >= len(tokens)
+
+            watch.breakers.note(Condition.CHECKSUM, 3, 3)
+            assert watch.breakers.action is Action.ENGINE_ONLY
+            # The engine's own pages may be used; nothing is restored and nothing is saved.
+            assert (await party.generate(tokens, party.grant(world.tenant, tokens)))[0] == 672
+            await party.forget()
+            granted = party.grant(world.tenant, tokens)
+            assert await party.generate(tokens, granted) == (0, output)
+            before = in_host(world)
+            await party.generate(other, party.grant(world.tenant, other))
+            assert in_host(world) == before
+            watch.breakers.clear(Condition.CHECKSUM)
+            await party.forget()
+            assert await party.generate(tokens, granted) == (672, output)
+
+            watch.breakers.note(Condition.CROSS_TENANT, 1, 1)
+            # Not even the pages that the engine has.
+            assert await party.generate(tokens, party.grant(world.tenant, tokens)) == (0, output)
+            watch.breakers.clear(Condition.CROSS_TENANT)
+            assert await party.generate(tokens, party.grant(world.tenant, tokens)) == (672, output)
+
+
+async def reported(world: World) -> Report:
+    """The engine's report, once it speaks of a prompt."""
+    async with asyncio.timeout(20):
+        while True:
+            latest = world.sidecar.watch.reports.latest().get(ENGINE)
+            if latest is not None and latest.report.prefill_tokens:
+                return latest.report
             await asyncio.sleep(0.02)
