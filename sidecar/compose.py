@@ -150,6 +150,7 @@ class Sidecar:
             engines=len(sets),
             requests=sum(len(found.requests) for found in sets),
             saves_in_flight=len(self.in_flight),
+            saves=self.in_flight.statistics(),
             prefetch=self.prefetcher.statistics(),
             hints=HintStatistics(**asdict(self.sessions.hints.counts)),
             staging_used_bytes=sum(

@@ -308,6 +308,14 @@ class SaveTransfer:
     async def _note(self) -> None:
         """What was stored, and why the rest was not."""
         stored = self._stored()
+        self._depot.watch.save_ended(
+            self._shard.engine,
+            self._request.name,
+            self._judged.grant.tenant,
+            self._reason,
+            blocks=len(stored),
+            nbytes=sum(stored),
+        )
         if stored:
             await self._record("save", "stored", Reason.NONE, sum(stored))
         if self._reason is not Reason.NONE:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from sidecar.gate import GateState
 from sidecar.prefetch_statistics import PrefetchStatistics
+from sidecar.saves import SaveStatistics
 from sidecar.spool import SpoolStatistics
 from sidecar.watch import WatchStatistics
 from storage.store import StoreStatistics
@@ -61,6 +62,7 @@ class SidecarStatistics:
     engines: int
     requests: int
     saves_in_flight: int
+    saves: SaveStatistics
     prefetch: PrefetchStatistics
     hints: HintStatistics
     staging_used_bytes: int
