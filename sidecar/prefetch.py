@@ -18,6 +18,7 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -38,6 +39,7 @@ from storage.tiers.protocol import TierName
 from strongroom.clock import Clock
 from strongroom.errors import StrongroomError
 
+_log = logging.getLogger(__name__)
 _PLAN_STEP = 64
 
 
@@ -89,8 +91,8 @@ class Prefetch:
     addresses: tuple[BlockAddress, ...]
     start_ns: int | None
     _prefetcher: Prefetcher
-    hurry: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the load is here already."""
+    overtaken: bool = False
+    """The load is here: nothing more is issued than what is under way."""
     reading: list[Issued] = field(default_factory=list)
 
     def stop(self) -> None:
@@ -182,12 +184,14 @@ class Prefetcher:
     def load_begins(self, grant: str, tokens: int, until_ns: int) -> Patience:
         """A load under `grant` is here, of so many tokens and with this deadline."""
         for prefetch in tuple(self._by_grant.get(grant, ())):
-            if self._settings.patience.policy is PrefetchPolicy.BEST_EFFORT:
-                for block in prefetch.reading:
-                    self._ledger.wanted(block.address)
-                self._halt(prefetch)
-            else:
-                prefetch.hurry.set()
+            # From here on the load reads ahead for itself: two readers of a block are one too many.
+            patient = self._settings.patience.policy is not PrefetchPolicy.BEST_EFFORT
+            if patient and prefetch.reading:
+                prefetch.overtaken = True
+                continue
+            for block in prefetch.reading:
+                self._ledger.wanted(block.address)
+            self._halt(prefetch)
         patient_until_ns = self._settings.patience.until_ns(self._clock(), tokens, until_ns)
         return Patience(self._ledger, self._wait, patient_until_ns)
 
@@ -225,14 +229,16 @@ class Prefetcher:
                 return
             if prefetch.start_ns is not None:
                 begin_ns = self._window.begin_ns(prefetch.start_ns, nbytes)
-                await self._wait(prefetch.hurry, begin_ns)
+                await self._wait(asyncio.Event(), begin_ns)
             async with self._turns:
                 await self._bring_all(prefetch, wanted)
+        except Exception:  # noqa: BLE001 - see below
+            # A fault of ours in one prefetch must not end what is served.
+            self._ledger.counts.crashed += 1
+            _log.exception("a prefetch failed")
         finally:
             # Whatever happened: nothing stays reserved for a read that does not run.
-            for block in prefetch.reading:
-                self._ledger.withdraw(block, Ending.CANCELLED)
-            prefetch.reading.clear()
+            self._close_reading(prefetch, Ending.CANCELLED)
 
     async def _plan(self, prefetch: Prefetch) -> tuple[deque[BlockAddress], int]:
         """What is worth bringing, and its bytes; blocks that others brought are owned too."""
@@ -252,7 +258,7 @@ class Prefetcher:
         return wanted, nbytes
 
     async def _bring_all(self, prefetch: Prefetch, wanted: deque[BlockAddress]) -> None:
-        while wanted:
+        while wanted and not prefetch.overtaken:
             elsewhere = self._issue_chunk(prefetch, wanted)
             if prefetch.reading:
                 if not await self._bring(prefetch):
@@ -310,12 +316,21 @@ class Prefetcher:
             ending = Ending.FAILED
             return False
         finally:
-            # Only now: while `onboard` was open, its reads might still write into host room.
-            for block in blocks:
-                self._ledger.withdraw(block, ending)
-            prefetch.reading.clear()
+            self._close_reading(prefetch, ending)
         self._window.measured(sum(block.nbytes for block in blocks), self._clock() - began_ns)
         return True
+
+    def _close_reading(self, prefetch: Prefetch, ending: Ending) -> None:
+        """No read of it runs any more: `onboard` was left, or never entered.
+
+        Reading runs ahead of what was awaited, so some blocks may be there all the same.
+        """
+        for block in prefetch.reading:
+            if self._in_host(block.address):
+                self._ledger.landed(block)
+            else:
+                self._ledger.withdraw(block, ending)
+        prefetch.reading.clear()
 
     # Inside
 

@@ -70,6 +70,7 @@ class LedgerCounts:
     deadline_missed: Moved = field(default_factory=Moved)
     refused: dict[Denial, Moved] = field(default_factory=dict)
     leaked: int = 0
+    crashed: int = 0
 
     def refuse(self, reason: Denial, nbytes: int = 0) -> None:
         self.refused.setdefault(reason, Moved()).add(nbytes)

@@ -54,6 +54,8 @@ class PrefetchStatistics:
     trips: int
     leaked: int
     """Reservations that nobody could have given back any more, and that were taken back."""
+    crashed: int
+    """Prefetches that ended by a fault of ours."""
 
 
 def picture(
@@ -93,6 +95,7 @@ def picture(
         paused=paused,
         trips=waste.trips,
         leaked=counts.leaked,
+        crashed=counts.crashed,
     )
 
 

@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from sidecar.prefetch import Onboarding, Prefetcher, PrefetchSettings, Shelf
-from sidecar.shelf import StoreShelf
 from storage.block import BlockAddress
 from storage.compose import StoreSettings, open_store
 from storage.fence import Fence
@@ -41,6 +40,7 @@ class GatedShelf:
     def __init__(self, shelf: Shelf) -> None:
         self._shelf = shelf
         self.barriers: dict[str, Barrier] = {}
+        self.faulty: set[BlockAddress] = set()
         self.moved: list[BlockAddress] = []
         """What was asked to be brought, in order."""
 
@@ -57,6 +57,8 @@ class GatedShelf:
         return self._shelf.tier_of(address)
 
     def waiting_on_nvme(self, address: BlockAddress) -> Resident | None:
+        if address in self.faulty:
+            raise RuntimeError("as a bug would")
         return self._shelf.waiting_on_nvme(address)
 
     @asynccontextmanager
@@ -116,7 +118,7 @@ class Scene:
         self.store = store
         self.clock = FakeClock()
         self.wait = HandWait(self.clock)
-        self.shelf = GatedShelf(StoreShelf(store))
+        self.shelf = GatedShelf(store)
         self.prefetcher = Prefetcher(self.shelf, settings, self.clock, self.wait)
         self.fence = Fence()
 

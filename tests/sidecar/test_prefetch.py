@@ -137,12 +137,12 @@ async def test_ended_at_any_await_it_leaves_no_reservation(
         found = at.prefetcher.statistics()
         assert found.on_its_way_bytes == 0
         if how in {"stop", "fence"}:
-            assert found.wasted == landed
+            assert landed <= found.wasted == found.completed
             assert at.settled()
         elif how == "retire":
             at.sweep()
             assert [at.store.tier_of(address) for address in addresses] == [None] * 3
-            assert found.completed < 3 or place in {"after 2", "leave"}
+            assert not found.completed or place != "enter"
             assert at.settled()
         else:
             assert found.pending_bytes == found.completed_bytes
@@ -182,7 +182,7 @@ async def test_stopped_before_it_reads_it_moves_nothing(tmp_path: Path, phase: s
 async def test_a_read_that_hangs_is_given_up_and_counted(tmp_path: Path) -> None:
     async with scene(tmp_path, read_s=0.01) as at:
         addresses = await at.on_nvme(1, 2)
-        at.shelf.at("before 0")
+        at.shelf.at("enter")
         prefetch = begin(at, addresses)
         await at.quiet()
         found = at.prefetcher.statistics()
@@ -193,7 +193,7 @@ async def test_a_read_that_hangs_is_given_up_and_counted(tmp_path: Path) -> None
 
 async def test_a_block_that_cannot_be_read_ends_the_chain(at: Scene) -> None:
     addresses = await at.on_nvme(1, 2, 3)
-    barrier = at.shelf.at("before 1")
+    barrier = at.shelf.at("enter")
     prefetch = begin(at, addresses)
     await barrier.arrived.wait()
     nvme = at.store._residency.nvme
@@ -205,6 +205,25 @@ async def test_a_block_that_cannot_be_read_ends_the_chain(at: Scene) -> None:
     assert (found.completed, found.failed, found.issued) == (1, 2, 3)
     prefetch.stop()
     assert at.settled()
+
+
+async def test_a_fault_of_ours_ends_one_prefetch_and_leaves_nothing_reserved(
+    at: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    addresses = await at.on_nvme(1, 2, 3)
+    begin(at, addresses, start_in_s=60)
+    await until(lambda: bool(at.wait.until_ns))
+    at.shelf.faulty.add(addresses[2])  # two blocks are issued by then
+    at.wait.advance_s(60)
+    await at.quiet()
+    found = at.prefetcher.statistics()
+    assert (found.crashed, found.issued, found.cancelled) == (1, 2, 2)
+    assert at.settled()
+    assert "a prefetch failed" in caplog.text
+    at.shelf.faulty.clear()
+    begin(at, addresses)
+    await at.quiet()
+    assert await in_host(at, addresses) == [True] * 3
 
 
 async def test_two_prefetches_of_one_block_move_it_once(at: Scene) -> None:
@@ -235,8 +254,8 @@ async def test_a_block_whose_bringer_is_stopped_is_brought_by_the_other(at: Scen
     first.stop()
     await at.quiet()
     assert await in_host(at, addresses) == [True, True]
-    assert at.prefetcher.statistics().cancelled == 2
     read(at, addresses)
+    assert at.prefetcher.statistics().used == 2
     assert at.settled()
 
 
@@ -377,7 +396,6 @@ async def test_waste_above_its_limit_stops_it_and_a_clean_probe_starts_it_again(
         await at.quiet()
         found = at.prefetcher.statistics()
         assert (found.state, found.trips) == (PrefetchState.COOLING_DOWN, 1)
-        assert found.cancelled == 1
         assert at.prefetcher.begin("g", at.fence, addresses[2:4]) is None
         assert found.on_its_way_bytes == 0
         # What it had brought is useful still.
@@ -443,9 +461,10 @@ async def test_best_effort_waits_for_nothing_and_ends_the_prefetch(tmp_path: Pat
             await patience.until_here(address)
         await at.quiet()
         found = at.prefetcher.statistics()
-        assert (found.completed, found.cancelled, found.deadline_missed) == (1, 1, 1)
+        assert (found.completed + found.cancelled, found.deadline_missed) == (2, 1)
+        assert found.completed >= 1
         read(at, addresses)
-        assert at.prefetcher.statistics().used == 1
+        assert at.prefetcher.statistics().used == found.completed
         assert at.settled()
 
 
@@ -517,11 +536,31 @@ async def test_waiting_ends_with_the_load_or_the_prefetch(tmp_path: Path, how: s
         await patience.until_here(addresses[0])
 
 
-async def test_a_load_hurries_a_prefetch_that_waits_for_its_window(tmp_path: Path) -> None:
-    async with scene(tmp_path, patience=patient(PrefetchPolicy.WAIT_COMPLETE)) as at:
+@pytest.mark.parametrize("policy", list(PrefetchPolicy))
+async def test_a_load_ends_a_prefetch_that_waits_for_its_window(
+    tmp_path: Path, policy: PrefetchPolicy
+) -> None:
+    async with scene(tmp_path, patience=patient(policy)) as at:
         addresses = await at.on_nvme(1)
         begin(at, addresses, start_in_s=60)
         await until(lambda: bool(at.wait.until_ns))
         at.prefetcher.load_begins("g", 64, at.clock() + 30 * SECOND)
         await at.quiet()
-        assert await in_host(at, addresses) == [True]
+        assert at.shelf.moved == []
+        assert at.settled()
+
+
+async def test_a_load_that_waits_gets_what_is_under_way_and_reads_the_rest_itself(
+    tmp_path: Path,
+) -> None:
+    settings = patient(PrefetchPolicy.WAIT_COMPLETE)
+    async with scene(tmp_path, patience=settings, chunk_bytes=2 * RECORD) as at:
+        addresses = await at.on_nvme(1, 2, 3)
+        barrier = at.shelf.at("before 1")
+        begin(at, addresses)
+        await barrier.arrived.wait()
+        at.prefetcher.load_begins("g", 64, at.clock() + 30 * SECOND)
+        barrier.lifted.set()
+        await at.quiet()
+        assert await in_host(at, addresses) == [True, True, False]
+        assert at.prefetcher.statistics().issued == 2

@@ -179,6 +179,21 @@ def test_a_reservation_is_given_back_once(books: Books) -> None:
     assert books.budget.faults() == ()
 
 
+def test_a_refusal_for_waste_reserves_nothing_and_one_for_room_takes_no_probe() -> None:
+    books = Books()
+    for number in range(WasteSettings().blocks_min):
+        books.landed("a", number % 4)
+        books.ledger.disown("a")
+    assert books.try_issue("a", resident(1)) == Denied(Denial.WASTE)
+    assert books.budget.used_bytes == 0
+    books.clock.advance_s(WasteSettings().cool_down_ns / 10**9)
+    for _ in range(2 * WasteSettings().probe_blocks):
+        refused = books.try_issue("a", resident(2, nbytes=6 * BLOCK))
+        assert refused == Denied(Denial.TENANT_BUDGET)
+    books.issue("a", 1)
+    assert books.adds_up
+
+
 class Forgetful(Budget):
     """Forgets one release: what a bug on one path would do."""
 
