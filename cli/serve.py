@@ -22,6 +22,7 @@ from typing import Any, Final
 import uvicorn
 from rich.console import Console
 
+from cli.recovery_bar import RecoveryBar
 from service.app import create_app
 from service.auth.issuer import bootstrap_operator_token
 from service.db.migrate import upgrade
@@ -143,7 +144,7 @@ def run_sidecar(settings: SidecarSettings, console: Console) -> None:
     """Run the sidecar until it is told to stop."""
     console.print(f"sidecar on {settings.socket_path}", highlight=False)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(_until_stopped(settings))
+        runner.run(_until_stopped(settings, console))
 
 
 def up(settings: ServiceSettings, place: Embedded, console: Console) -> None:
@@ -159,13 +160,22 @@ def sidecar_settings(**values: object) -> SidecarSettings:
     return load_settings(None, **given)
 
 
-async def _until_stopped(settings: SidecarSettings) -> None:
+async def _until_stopped(settings: SidecarSettings, console: Console) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    async with running(settings):
+    async with _sidecar_running(settings, console):
         await stop.wait()
+
+
+@contextlib.asynccontextmanager
+async def _sidecar_running(settings: SidecarSettings, console: Console) -> AsyncIterator[None]:
+    """The sidecar, with a bar until it has found what its NVMe tier holds."""
+    with RecoveryBar(console) as bar:
+        async with running(settings, progress=bar):
+            bar.stop()
+            yield
 
 
 async def _serve(settings: ServiceSettings, console: Console) -> None:
@@ -190,7 +200,7 @@ async def _up(settings: ServiceSettings, place: Embedded, console: Console) -> N
         }
         engine_token(place.engine_tokens, EMBEDDED_ENGINE)
         try:
-            async with running(sidecar_settings(**values)):
+            async with _sidecar_running(sidecar_settings(**values), console):
                 console.print(f"service on {url}", highlight=False)
                 _say_how_to_connect(place, console)
                 await serving
