@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -44,7 +44,7 @@ from sidecar.saves import SavesInFlight
 from sidecar.sentry import Sentry
 from sidecar.server import Server, ServerLimits, listening
 from sidecar.session import Bench, SessionLimits, Sessions
-from sidecar.settings import SidecarSettings
+from sidecar.settings import SidecarSettings, TenantShare
 from sidecar.shipper import Shipper
 from sidecar.slots import Rooms, wiping_workers
 from sidecar.spool import Spool, SpoolSettings
@@ -55,14 +55,17 @@ from sidecar.waste import WasteSettings
 from sidecar.watch import Sources, Tally, Watch, WatchSettings
 from storage.admission import Admission
 from storage.compose import StoreSettings, open_store
+from storage.eviction import EvictionSettings
 from storage.keyring import KeyRing
 from storage.memfd import MemoryOptions
+from storage.shares import Share
 from storage.store import BlockStore
 from storage.tiers.limits import NvmeLimits
 from storage.tiers.recovery import Progress
 from storage.workers import Workers
 from strongroom.control import EnrolAnswer
 from strongroom.errors import Misuse, Unavailable
+from strongroom.identity import ComponentId
 
 _log = logging.getLogger(__name__)
 _ENROL_RETRY_S = 0.5
@@ -486,6 +489,10 @@ def _prefetch_settings(settings: SidecarSettings) -> PrefetchSettings:
     )
 
 
+def _shares(settings: Mapping[str, TenantShare]) -> dict[ComponentId, Share]:
+    return {ComponentId(tenant): Share(**share.model_dump()) for tenant, share in settings.items()}
+
+
 def _store_settings(settings: SidecarSettings) -> StoreSettings:
     return StoreSettings(
         host_bytes=settings.host_bytes,
@@ -501,6 +508,11 @@ def _store_settings(settings: SidecarSettings) -> StoreSettings:
         region_bytes=settings.region_bytes,
         host_quota_bytes=settings.tenant_host_bytes,
         nvme_quota_bytes=settings.tenant_nvme_bytes,
+        host_shares=_shares(settings.host_shares),
+        nvme_shares=_shares(settings.nvme_shares),
+        eviction=EvictionSettings(
+            ageing_s=settings.priority_ageing_s, high_share_max=settings.high_priority_share_max
+        ),
         crypto_threads=settings.crypto_threads,
         pin_s=settings.pin_s,
         huge_pages=settings.huge_pages,

@@ -13,7 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Final, Self
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from sidecar import measures
@@ -33,6 +33,26 @@ Seconds = Annotated[float, Field(gt=0, le=24 * 3600)]
 Count = Annotated[int, Field(gt=0, le=1_000_000)]
 Bytes = Annotated[int, Field(ge=4096)]
 Share01 = Annotated[float, Field(gt=0, le=1)]
+
+
+class TenantShare(BaseModel):
+    """One tenant's part of one tier, in bytes; the weight divides what is not guaranteed."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    guaranteed_bytes: Annotated[int, Field(ge=0)] = 0
+    weight: Annotated[float, Field(gt=0, le=1000)] = 1.0
+    cap_bytes: Annotated[int, Field(ge=0)] | None = None
+
+    @model_validator(mode="after")
+    def _a_guarantee_is_within_the_cap(self) -> Self:
+        if self.cap_bytes is not None and self.guaranteed_bytes > self.cap_bytes:
+            raise ValueError("guaranteed_bytes must not exceed cap_bytes")
+        return self
+
+
+TenantShares = dict[Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")], TenantShare]
+"""By tenant id; in the environment a JSON object."""
 
 
 class SpoolSync(StrEnum):
@@ -112,6 +132,14 @@ class SidecarSettings(BaseSettings):
     region_bytes: Bytes = 64 * 1024 * 1024
     tenant_host_bytes: Bytes | None = None
     tenant_nvme_bytes: Bytes | None = None
+    """A tenant's cap in each tier, unless it has one of its own below; None is none."""
+    host_shares: TenantShares = Field(default_factory=dict)
+    """`{"<tenant id>": {"guaranteed_bytes": 1073741824, "weight": 2, "cap_bytes": null}}`."""
+    nvme_shares: TenantShares = Field(default_factory=dict)
+    priority_ageing_s: Seconds = 30.0
+    """Time without a use that costs a retention priority above the default one point."""
+    high_priority_share_max: Share01 = 0.5
+    """Of a tenant's bytes in a tier, the most that priorities above the default protect."""
     crypto_threads: Annotated[int, Field(ge=1, le=64)] = 2
     huge_pages: bool = True
     """Ask for huge pages for arena and staging; the log says where there are none."""

@@ -12,11 +12,11 @@ from pathlib import Path
 from storage.block import BlockAddress
 from storage.crypto import Cipher
 from storage.dirty import DirtyBlocks
+from storage.eviction import EvictionSettings
 from storage.memfd import MemoryOptions
 from storage.offload import OffloadPipeline
 from storage.offloads import OffloadSettings
 from storage.onboard import OnboardSettings
-from storage.eviction import EvictionSettings
 from storage.residency import Residency
 from storage.shares import Share
 from storage.stages import Policy, WriteAll

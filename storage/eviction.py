@@ -147,6 +147,8 @@ class Eviction:
         self._ghosts = Ghosts()
         self._state = bytearray()
         self._linked = bytearray()
+        self._timed = bytearray()
+        """Whether its priority runs out."""
         self._generation = array.array("I")
         self._queue = array.array("I")
         self._cold = array.array("i")
@@ -195,6 +197,11 @@ class Eviction:
         """Whose block it is."""
         return self._queues[self._queue[slot]].tenant.name
 
+    def retention(self, slot: int) -> Retention:
+        """How a copy of the block in another tier is kept: its priority, unless that runs out."""
+        level = self._queues[self._queue[slot]].level
+        return Retention() if self._timed[slot] else Retention(level)
+
     def add(
         self, key: bytes, parent: int, tenant: ComponentId, nbytes: int, retention: Retention
     ) -> int:
@@ -216,6 +223,7 @@ class Eviction:
         chain = queue.proven if known else queue.fresh
         chain.nbytes += nbytes
         self._link_hot(chain, slot)
+        self._timed[slot] = retention.duration_s is not None
         if retention.duration_s is not None and retention.priority != PRIORITY_DEFAULT:
             self._remember(now + (int(retention.duration_s * 1e9) >> _TICK_BITS) + 1, slot)
         self._count += 1
@@ -465,7 +473,7 @@ class Eviction:
         slot = self._free
         if slot == NONE:
             slot = len(self._state)
-            for flags in (self._state, self._linked):
+            for flags in (self._state, self._linked, self._timed):
                 flags.append(0)
             for column in (self._generation, self._queue, self._children, self._used_at, self._use):
                 column.append(0)

@@ -105,6 +105,11 @@ class Index:
         slot = self._slots.get(address.pack())
         return None if slot is None else self._names[self._namespace[slot]]
 
+    def retention_of(self, address: BlockAddress) -> Retention:
+        """How a copy of a resident block in another tier is kept; the default for an absent one."""
+        slot = self._slots.get(address.pack())
+        return _AS_USUAL if slot is None else self._eviction.retention(slot)
+
     def relocate(self, address: BlockAddress, old: Place, new: Place) -> bool:
         """Say that a block's bytes have moved; false when it is gone or no longer at `old`."""
         slot = self._slots.get(address.pack())

@@ -177,7 +177,11 @@ class Opening:
             if context.namespace in residency.retired or context.address in residency.host:
                 residency.host.abandon(reserved)
             else:
-                residency.host.publish(residency.host.seal(reserved, header), _admit_any)
+                residency.host.publish(
+                    residency.host.seal(reserved, header),
+                    _admit_any,
+                    nvme.retention_of(context.address),
+                )
         return header
 
     @contextlib.asynccontextmanager

@@ -266,6 +266,22 @@ class BlockStore:
         else:
             raise Misuse(f"there is no tier {tier}", field="tier")
 
+    def set_share(
+        self, tenant: ComponentId, tier: TierName, guaranteed_bytes: int, weight: float = 1.0
+    ) -> None:
+        """A tenant's guaranteed bytes and weight in one tier, from now on."""
+        if tier is TierName.HOST:
+            self._host.set_share(tenant, guaranteed_bytes, weight)
+        elif tier is TierName.NVME and self._nvme is not None:
+            self._nvme.set_share(tenant, guaranteed_bytes, weight)
+        else:
+            raise Misuse(f"there is no tier {tier}", field="tier")
+
+    def quota_refused(self, tier: TierName) -> Mapping[ComponentId, int]:
+        """How often each tenant was refused above its cap in one tier."""
+        found = self._host if tier is TierName.HOST else self._nvme
+        return {} if found is None or found.name is not tier else found.refused()
+
     def statistics(self) -> StoreStatistics:
         """A frozen snapshot."""
         tiers = [self._host.statistics()]

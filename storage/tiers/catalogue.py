@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping
 
 from storage.block import BlockAddress
+from storage.eviction import EvictionSettings
 from storage.index import Index, Row
 from storage.lifecycle import Place, Resident
 from storage.retention import Retention
@@ -32,13 +33,14 @@ class Catalogue:
         clock: Clock,
         quota_bytes: int | None,
         shares: Mapping[ComponentId, Share] | None,
+        eviction: EvictionSettings,
     ) -> None:
         self._devices = devices
         payloads = [devices.payload_bytes(region) for region in devices.regions]
         # One region is the blank that others are moved into.
         self.capacity_bytes = sum(payloads) - max(payloads)
         self.shares = Shares(quota_bytes, capacity_bytes=self.capacity_bytes, shares=shares)
-        self.index = Index(clock, self.shares)
+        self.index = Index(clock, self.shares, eviction)
         self.used_bytes = 0
         self.evictions = 0
         self.told: Callable[[BlockAddress], None] = lambda _: None

@@ -21,9 +21,10 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequen
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
 from storage.block import BlockAddress
+from storage.eviction import EvictionSettings
 from storage.header import HEADER_BYTES, Fault, Header, gone_block
 from storage.lifecycle import Admit, Resident
 from storage.memory import aligned
@@ -47,6 +48,7 @@ from strongroom.identity import ComponentId, NamespaceId
 __all__ = ["MakeFiles", "NvmeTier"]
 
 _log = logging.getLogger(__name__)
+_EVICTION: Final = EvictionSettings()
 _BURY_STEP = 32
 """Headers that are overwritten before a writer has its turn."""
 
@@ -80,9 +82,10 @@ class NvmeTier:
         pin_ns: int,
         quota_bytes: int | None = None,
         shares: Mapping[ComponentId, Share] | None = None,
+        eviction: EvictionSettings = _EVICTION,
     ) -> None:
         self._devices = devices
-        self._catalogue = Catalogue(devices, clock, quota_bytes, shares)
+        self._catalogue = Catalogue(devices, clock, quota_bytes, shares, eviction)
         self._index = self._catalogue.index
         self._shares = self._catalogue.shares
         self._budget = WriteBudget(clock, limits.write_bytes_per_day)
@@ -110,6 +113,7 @@ class NvmeTier:
         pin_ns: int,
         quota_bytes: int | None = None,
         shares: Mapping[ComponentId, Share] | None = None,
+        eviction: EvictionSettings = _EVICTION,
         limits: NvmeLimits | None = None,
         progress: Progress | None = None,
         make_files: MakeFiles = RegionFiles,
@@ -127,7 +131,13 @@ class NvmeTier:
         )
         try:
             tier = cls(
-                devices, clock, limits, pin_ns=pin_ns, quota_bytes=quota_bytes, shares=shares
+                devices,
+                clock,
+                limits,
+                pin_ns=pin_ns,
+                quota_bytes=quota_bytes,
+                shares=shares,
+                eviction=eviction,
             )
             await tier._recover(limits.queue_depth, progress)
         except BaseException:
@@ -146,6 +156,10 @@ class NvmeTier:
     def resident(self, address: BlockAddress) -> Resident | None:
         row = self._catalogue.row(address)
         return None if row is None else row.resident
+
+    def retention_of(self, address: BlockAddress) -> Retention:
+        """How a copy of the block in another tier is kept."""
+        return self._index.retention_of(address)
 
     def namespace_of(self, address: BlockAddress) -> NamespaceId | None:
         return self._index.namespace_of(address) if address in self._catalogue else None

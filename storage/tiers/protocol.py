@@ -123,6 +123,10 @@ class Tier(Protocol):
         """A tenant's hard cap in this tier."""
         ...
 
+    def set_share(self, tenant: ComponentId, guaranteed_bytes: int, weight: float) -> None:
+        """What nobody takes from a tenant in this tier, and its weight in the rest."""
+        ...
+
     def cap(self, tenant: ComponentId) -> int | None:
         """A tenant's hard cap in this tier; None is none."""
         ...

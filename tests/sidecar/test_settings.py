@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from sidecar.compose import running
+from sidecar.compose import _store_settings, running
 from sidecar.settings import check_engine_name, load_settings
 from sidecar.state import StateDirectory
+from storage.shares import Share
 from strongroom.errors import Corrupt, Misuse, Refused
 from strongroom.log import LogHead
 from tests.sidecar.control_plane import FakeControlPlane
@@ -28,6 +29,43 @@ def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
     settings = load_settings()
     assert settings.host_bytes == 8192
     assert settings.socket_path == Path("/r/s.sock")
+
+
+TENANT = "0123456789abcdef" * 2
+
+
+def test_a_tenants_shares_are_a_json_object_by_tenant_and_tier(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told = f'{{"{TENANT}": {{"guaranteed_bytes": 1048576, "weight": 2.5, "cap_bytes": 8388608}}}}'
+    for name, value in (PLACES | {"STRONGROOM_SIDECAR_HOST_SHARES": told}).items():
+        monkeypatch.setenv(name, value)
+    settings = load_settings()
+    share = settings.host_shares[TENANT]
+    assert (share.guaranteed_bytes, share.weight, share.cap_bytes) == (1 << 20, 2.5, 8 << 20)
+    assert settings.nvme_shares == {}
+    built = _store_settings(settings)
+    assert dict(built.host_shares) == {TENANT: Share(1 << 20, 2.5, 8 << 20)}
+    assert dict(built.nvme_shares) == {}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        '{"somebody": {}}',
+        f'{{"{TENANT}": {{"guarantee": 1}}}}',
+        f'{{"{TENANT}": {{"weight": 0}}}}',
+        f'{{"{TENANT}": {{"guaranteed_bytes": -1}}}}',
+        f'{{"{TENANT}": {{"guaranteed_bytes": 2, "cap_bytes": 1}}}}',
+    ],
+)
+def test_a_share_that_is_misspelt_or_makes_no_sense_is_refused(
+    wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (PLACES | {"STRONGROOM_SIDECAR_NVME_SHARES": wrong}).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValidationError):
+        load_settings()
 
 
 def test_an_unknown_setting_is_an_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,16 +5,23 @@ from __future__ import annotations
 import math
 import random  # noqa: TID251 - a seeded generator, so that a failure repeats
 from collections import Counter
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from storage.compose import StoreSettings, open_store
+from storage.fence import Fence
+from storage.retention import Retention
 from storage.shares import GUARANTEED_MAX, Share, Shares
+from storage.store import BlockStore
 from storage.tiers.host import HostTier
+from storage.tiers.protocol import TierName
 from strongroom.errors import Misuse, Overloaded, QuotaExceeded
 from strongroom.identity import ComponentId
-from tests.storage.support import FakeClock, component, context, sealed
+from tests.storage.support import KEYS, FakeClock, component, context, plaintext, sealed
 
 QUIET, FLOOD, THIRD = component(1), component(2), component(3)
 RECORD = len(sealed(context())[1])
@@ -306,3 +313,76 @@ def test_a_large_block_takes_its_room_from_who_is_furthest_above() -> None:
     assert arena.blocks(QUIET) == 8
     assert large.address in arena.tier
     assert arena.tier.used()[THIRD] == len(record)
+
+
+# Through the store's settings
+
+
+def store_settings(**changes: Any) -> StoreSettings:
+    values: dict[str, Any] = {
+        "host_bytes": ROOM * RECORD,
+        "nvme_bytes": 8 * 1024 * 1024,
+        "region_bytes": 1024 * 1024,
+        "crypto_threads": 1,
+        "disk_threads": 1,
+        "write_behind_s": 0.0,
+        "lock_memory": False,
+    }
+    return StoreSettings(**(values | changes))
+
+
+async def fill(store: BlockStore, tenant: int, first: int, count: int) -> None:
+    for number in range(first, first + count):
+        wanted = context(number, tenant=tenant, room=tenant)
+        await store.save(wanted, KEYS, plaintext(wanted), Fence())
+
+
+def in_host(store: BlockStore, numbers: range) -> int:
+    return sum(store.tier_of(context(number).address) is TierName.HOST for number in numbers)
+
+
+@pytest.mark.parametrize("guaranteed", [8 * RECORD, 0])
+async def test_a_guarantee_from_the_settings_holds_against_a_flood(guaranteed: int) -> None:
+    shares_set = shares(quiet=Share(guaranteed, 0.01))
+    async with open_store(store_settings(host_shares=shares_set)) as store:
+        await fill(store, 1, 1, 8)
+        await fill(store, 2, 1000, 200)
+        kept = in_host(store, range(1, 9))
+        assert kept == 8 if guaranteed else kept < 3
+
+
+async def test_shares_and_caps_change_while_the_store_runs(tmp_path: Path) -> None:
+    async with open_store(store_settings(nvme_path=tmp_path / "nvme")) as store:
+        store.set_share(QUIET, TierName.HOST, 8 * RECORD, 1.0)
+        store.set_share(QUIET, TierName.NVME, 8 * RECORD, 1.0)
+        store.set_quota(FLOOD, TierName.NVME, 4 * RECORD)
+        await fill(store, 1, 1, 8)
+        await fill(store, 2, 1000, 200)
+        await store.flush()
+        assert in_host(store, range(1, 9)) == 8
+        assert store.tenant_use(TierName.NVME)[FLOOD] == (4 * RECORD, 4 * RECORD)
+        refused = store.quota_refused(TierName.NVME)
+        assert refused[FLOOD] > 0
+        assert QUIET not in refused
+    async with open_store(store_settings()) as store:
+        with pytest.raises(Misuse):
+            store.set_share(QUIET, TierName.NVME, 1, 1.0)
+        assert store.quota_refused(TierName.NVME) == {}
+
+
+async def test_a_promoted_block_is_kept_as_its_copy_on_nvme_is(tmp_path: Path) -> None:
+    wanted = context(1)
+    host_bytes = 6 * RECORD
+    async with open_store(
+        store_settings(nvme_path=tmp_path / "nvme", host_bytes=host_bytes)
+    ) as store:
+        await store.save(wanted, KEYS, plaintext(wanted), Fence(), Retention(80))
+        await store.flush()
+        store._residency.host.drop(wanted.address)
+        staging = memoryview(bytearray(wanted.plaintext_bytes))
+        await store.load(wanted, KEYS, staging, Fence())
+        assert store.tier_of(wanted.address) is TierName.HOST
+        await fill(store, 1, 10, 4)
+        await store.flush()
+        order = list(store._residency.host._index.victims())
+        assert order[-1] == wanted.address
