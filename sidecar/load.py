@@ -144,7 +144,7 @@ class LoadTransfer:
         self._request.transfers.add(self)
         try:
             failed_at, reason = await self._release_all()
-            uncopied = await self._parts.all_copied()
+            uncopied = await self._parts.all_copied(failed_at)
             if uncopied is not None:
                 failed_at, reason = uncopied, Reason.EXPIRED
         finally:

@@ -91,13 +91,17 @@ class Parts:
                 del self._said[offset]
                 self._slots.give_back(said.slot)
 
-    async def all_copied(self) -> int | None:
-        """Wait until the engine has every part; else the start of the first that it has not."""
-        while self._said and not self._stopped:
-            now = self._clock()
-            due = min(said.deadline_ns for said in self._said.values())
-            if due <= now:
-                return min(said.start for said in self._said.values())
+    async def all_copied(self, before: int) -> int | None:
+        """Wait until the engine has every part that starts before token `before`; else the start
+        of the first that it has not.
+        """
+        while not self._stopped:
+            waiting = [said for said in self._said.values() if said.start < before]
+            if not waiting:
+                return None
+            due = min(said.deadline_ns for said in waiting)
+            if due <= self._clock():
+                return min(said.start for said in waiting)
             await self.wait_until(due)
         return None
 

@@ -189,9 +189,11 @@ async def test_parts_not_copied_yet_are_zeroed_and_the_load_fails_from_its_start
     assert wire.staging is not None
     assert block_content(PROMPT, 64, 128) in wire.staging[:]
     wire.send(Copied(1, first.offset))
-    by_component(world)
+    seq = by_component(world)
     failed = await wire.expect(LoadFailed)
     assert failed.start == 0
+    assert block_content(PROMPT, 64, 128) not in wire.staging[:]
+    await world.control.until_acked("fenced", seq)
     assert not any(wire.staging[:])
     # The slot is not handed out again before the engine has answered for it.
     assert world.sidecar.statistics().staging_used_bytes > 0
@@ -286,6 +288,7 @@ async def test_slots_handed_out_before_a_revocation_store_nothing(stored: Stored
     await stored.engine.open("w", world.control.grant(world.tenant, prompt))
     wire.send(Save("w", 1, 64))
     (slot,) = (await wire.expect(Slots)).slots
+    await clean(world)
     stored.engine.fill(wire, slot, prompt)
     by_subject(world)
     assert (await wire.expect(SaveDone)).stored == 0
