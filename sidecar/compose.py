@@ -365,6 +365,7 @@ def _build(
         HintLimits(
             alive_max=settings.hints_max,
             judged_max=settings.hints_judged_max,
+            per_s=settings.hints_per_s,
             overdue_ns=int(settings.prefetch_keep_s * NS),
         ),
     )

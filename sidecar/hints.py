@@ -8,8 +8,8 @@ Rules:
   full. All that a hint can do is move ciphertext from NVMe into host memory.
 - A hint is fenced like a request. It ends with `Unhint`, with its connection, when its request is
   long overdue, or when another of the same name takes its place.
-- Hints never make an `Open` wait: beyond so many at once, or so many that are alive, a hint is
-  dropped, and counted.
+- Hints never make an `Open` wait, nor fill the audit spool: beyond so many in a second, at once,
+  or alive, a hint is dropped unlooked at, and counted.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
+from sidecar.clocks import NS
 from sidecar.connection import Connection, SessionOver, end_session
 from sidecar.invalidation import LiveRequest, LiveRequests
 from sidecar.judge import EngineFacts, Judge
@@ -52,6 +53,8 @@ class HintLimits:
     alive_max: int
     judged_max: int
     """Of one connection, at once."""
+    per_s: int
+    """Of one connection; so many may also come in one go."""
     overdue_ns: int
     """A hint is forgotten so long after its expected start."""
 
@@ -62,7 +65,7 @@ class HintCounts:
 
     taken: int = 0
     dropped: int = 0
-    """Too many at once, or no such engine."""
+    """Too many, or no such engine."""
     denied: int = 0
     begun: int = 0
     """A prefetch was planned."""
@@ -94,6 +97,8 @@ class Hints:
         self._facts = facts
         self._alive: dict[str, _Hinted] = {}
         self._judging = 0
+        self._allowed = float(desk.limits.per_s)
+        self._counted_ns = desk.clock()
         desk.live.add(self._live)
 
     def __len__(self) -> int:
@@ -111,7 +116,8 @@ class Hints:
         self.drop(frame.hint)
         limits = desk.limits
         if (
-            not frame.hint.isprintable()
+            not self._in_time(now)
+            or not frame.hint.isprintable()
             or len(self._alive) >= limits.alive_max
             or self._judging >= limits.judged_max
         ):
@@ -135,6 +141,16 @@ class Hints:
         for name in tuple(self._alive):
             self.drop(name)
         self._desk.live.remove(self._live)
+
+    def _in_time(self, now_ns: int) -> bool:
+        per_s = self._desk.limits.per_s
+        regained = (now_ns - self._counted_ns) * per_s / NS
+        self._allowed = min(per_s, self._allowed + regained)
+        self._counted_ns = now_ns
+        if self._allowed < 1:
+            return False
+        self._allowed -= 1
+        return True
 
     async def _judge(self, request: Request, frame: Hint, start_ns: int) -> None:
         desk, facts = self._desk, self._facts()

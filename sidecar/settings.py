@@ -186,6 +186,8 @@ class SidecarSettings(BaseSettings):
     """Hints of one connection that are alive."""
     hints_judged_max: Count = 8
     """Hints of one connection being judged at once; more are dropped."""
+    hints_per_s: Count = 500
+    """Hints that one connection may give in a second; more are dropped."""
 
     # Watching, degradation and breakers (sidecar/pressure.py, sidecar/breaker.py).
     watch_interval_s: Seconds = 1.0

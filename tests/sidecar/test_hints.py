@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from policy import grants
 from policy.signing import Signer
+from sidecar.hints import HintCounts, Hints
 from sidecar.prefetch_budget import Denial
 from sidecar.prefetch_statistics import PrefetchStatistics
 from storage.block import BlockAddress
@@ -40,6 +41,7 @@ from tests.sidecar.conftest import PROMPT, Stored
 from tests.sidecar.control_plane import MODEL, TEMPLATE, TOKENIZER, Granted
 from tests.sidecar.harness import ENGINE, RefusedHello, Wire, World, block_content, harness
 from tests.sidecar.prefetch_support import GatedShelf, until
+from tests.storage.support import FakeClock
 
 GATEWAY = "gateway-1"
 OTHER = "ab" * 32
@@ -504,6 +506,32 @@ async def test_too_many_hints_at_once_are_dropped_and_opens_go_on(tmp_path: Path
             apart.scheduler.send(hint(granted, name="third"))
             await judged(apart, 5)
             assert (counts.begun, counts.dropped) == (2, 3)
+
+
+async def test_more_hints_in_a_second_than_allowed_are_dropped_unlooked_at(apart: Apart) -> None:
+    (joined,) = apart.world.sidecar.sessions
+    clock = FakeClock()
+    desk = apart.world.sidecar.sessions.hints
+    few = replace(
+        desk, clock=clock, counts=HintCounts(), limits=replace(desk.limits, per_s=3, judged_max=99)
+    )
+    hints = Hints(few, joined.facts)
+    async with asyncio.TaskGroup() as tasks:
+        for number in range(5):
+            hints.take(hint(apart.stored.grant(), name=f"h{number}"), tasks)
+        assert few.counts.dropped == 2
+        clock.advance_s(0.5)
+        for number in range(3):
+            hints.take(hint(apart.stored.grant(), name=f"later{number}"), tasks)
+        assert few.counts.dropped == 4
+        clock.advance_s(10)
+        for number in range(4):
+            hints.take(hint(apart.stored.grant(), name=f"last{number}"), tasks)
+        assert few.counts.dropped == 5
+    hints.close()
+    assert few.counts.begun == 7
+    assert apart.world.sidecar.audit.counts["hint", "hit", ""] == 7
+    await apart.quiet()
 
 
 async def test_a_hint_keeps_no_prompt(apart: Apart) -> None:
