@@ -68,6 +68,32 @@ def test_pages_come_back_in_other_places_and_nothing_else_changes(layout: object
     target.adopt(None)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layers", [range(1), range(1, 3), range(2, 2)])
+def test_a_range_of_layers_is_copied_and_the_others_stay(layout: object, layers: range) -> None:
+    assert callable(layout)
+    source_tensors = [layout(seed) for seed in (1, 2, 3)]
+    target_tensors = [layout(seed) for seed in (4, 5, 6)]
+    before = [tensor.clone() for tensor in target_tensors]
+    source, target = pages_of(source_tensors, COUNT), pages_of(target_tensors, COUNT)
+    staging = mmap.mmap(-1, 1 << 20)
+    source.adopt(staging)
+    target.adopt(staging)
+    source.copy_out(4096, [3, 4, 9], source.mark())
+    target.copy_in(4096, 3, 1, [7, 2], target.mark(), layers)
+    axis = 1 if layout is split else 0
+    for number, (ours, theirs, old) in enumerate(
+        zip(target_tensors, source_tensors, before, strict=True)
+    ):
+        if number in layers:
+            assert torch.equal(ours.index_select(axis, torch.tensor([7, 2])),
+                               theirs.index_select(axis, torch.tensor([4, 9])))  # fmt: skip
+        else:
+            assert torch.equal(ours, old)
+    source.adopt(None)
+    target.adopt(None)
+
+
 def test_a_part_may_be_copied_from_its_middle() -> None:
     source_tensor, target_tensor = packed(1), packed(2)
     source, target = pages_of([source_tensor], COUNT), pages_of([target_tensor], COUNT)

@@ -52,3 +52,12 @@ def test_a_missing_path_is_named(missing: str) -> None:
     with pytest.raises(Misuse) as caught:
         ConnectorSettings.parse(values)
     assert caught.value.field == missing
+
+
+def test_layers_are_on_off_or_left_to_the_block() -> None:
+    assert ConnectorSettings.parse(GOOD).layers is None
+    for given, meant in ((True, True), (False, False), ("auto", None)):
+        assert ConnectorSettings.parse(GOOD | {"layers": given}).layers is meant
+    for wrong in ("yes", 1, None):
+        with pytest.raises(Misuse, match="layers"):
+            ConnectorSettings.parse(GOOD | {"layers": wrong})

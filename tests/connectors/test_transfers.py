@@ -20,6 +20,7 @@ from strongroom.wire.frames import (
     EngineFrame,
     Fenced,
     Filled,
+    Layers,
     Load,
     LoadDone,
     LoadFailed,
@@ -97,6 +98,11 @@ class Rank:
         values = [set(tensor[number].flatten().tolist()) for tensor in self.tensors]
         assert all(len(value) == 1 for value in values)
         return [value.pop() for value in values]
+
+    def page_of(self, layer: int, number: int) -> float:
+        """The one value of this page in one layer."""
+        (value,) = set(self.tensors[layer][number].flatten().tolist())
+        return float(value)
 
     def report(self, ended: tuple[str, ...] = (), held: tuple[str, ...] = ()) -> Report:
         return self.transfers.take_report(ended, held)
@@ -417,3 +423,151 @@ def test_whatever_happens_a_load_ends_once_and_good_pages_hold_their_bytes(
     for index in range(8):
         if 20 + index not in failed:
             assert rank.page(20 + index) == [index + 1.0] * 2
+
+
+# Layers before their part
+
+
+class Eager(Rank):
+    """A rank that asks for layers."""
+
+    def __init__(self, layers: bool | None = True) -> None:
+        super().__init__()
+        self.transfers = Transfers(
+            pages_of(self.tensors, PAGES), self.layout,
+            load_deadline_s=5, save_deadline_s=2, layers=layers, clock=lambda: self.now_ns,
+        )  # fmt: skip
+        self.transfers.attach(self.link)
+        self.transfers.opened(Welcome(1, "s", 4 * PAGE, 65536), self.staging)
+
+    def put(self, start: int, end: int, offset: int, layers: range) -> None:
+        """These layers of a block, each page holding its number."""
+        values = torch.arange(start // PAGE + 1, end // PAGE + 1, dtype=torch.float32)
+        data = bytes(values.repeat_interleave(PAGE * 2).view(torch.uint8).tolist())
+        for layer in layers:
+            at = offset + layer * len(data)
+            self.staging[at : at + len(data)] = data
+
+    def layers(self, load: int, layers: int, deadline_ns: int = LATER, offset: int = 0) -> None:
+        self.transfers.received(Layers(load, 0, 4 * PAGE, offset, layers, deadline_ns))
+
+    def whole(self, load: int) -> None:
+        self.transfers.received(Part(load, 0, 4 * PAGE, 0, LATER))
+
+
+def test_layers_are_asked_for_as_set_and_by_default_for_large_blocks_alone() -> None:
+    for layers, tokens, asked in (
+        (True, 4 * PAGE, True), (False, 4 * PAGE, False), (None, 4 * PAGE, False),
+        (None, 2**20 * PAGE, True),
+    ):  # fmt: skip
+        rank = Eager(layers)
+        rank.transfers.opened(Welcome(1, "s", tokens, 65536), rank.staging)
+        rank.order()
+        frame = rank.link.frames[-1]
+        assert isinstance(frame, Load)
+        assert frame.layers is asked
+
+
+def test_a_layer_is_copied_when_it_is_announced_and_not_again_with_its_part() -> None:
+    rank = Eager()
+    load = rank.order(end=4 * PAGE)
+    rank.put(0, 4 * PAGE, 0, range(1))
+    rank.layers(load, 1)
+    assert [rank.page_of(0, 20 + index) for index in range(4)] == [1.0, 2.0, 3.0, 4.0]
+    assert rank.page_of(1, 20) == 0.0
+    assert not [frame for frame in rank.link.frames if isinstance(frame, Copied)]
+    # What lies there afterwards shows that the part brings only what was not copied yet.
+    rank.staging[0 : 4 * PAGE * 2 * 4] = bytes(4 * PAGE * 2 * 4)
+    rank.put(0, 4 * PAGE, 0, range(1, 2))
+    rank.whole(load)
+    assert [rank.page(20 + index) for index in range(4)] == [[i + 1.0] * 2 for i in range(4)]
+    rank.transfers.received(LoadDone(load, LATER))
+    assert rank.report() == Report(received=frozenset({"a"}))
+    assert [frame for frame in rank.link.frames if isinstance(frame, Copied)] == [Copied(load, 0)]
+    counts = rank.transfers.statistics()
+    assert (counts.layers_early, counts.pages_in) == (1, 4)
+
+
+def test_a_load_that_fails_takes_back_its_layers_and_gives_the_slot_back() -> None:
+    rank = Eager()
+    load = rank.order(end=8 * PAGE)
+    rank.put(0, 4 * PAGE, 0, range(1))
+    rank.layers(load, 1)
+    rank.transfers.received(LoadFailed(load, 0))
+    report = rank.report()
+    assert report.failed_pages == frozenset(range(20, 28))
+    assert rank.link.frames[-1] == Copied(load, 0)
+    # Another load may have the same offset, and starts from its own first layer.
+    other = rank.order(end=4 * PAGE, key="b")
+    rank.put(0, 4 * PAGE, 0, range(2))
+    rank.whole(other)
+    rank.transfers.received(LoadDone(other, LATER))
+    assert rank.report().failed_pages == frozenset()
+    assert [rank.page(20 + index) for index in range(4)] == [[i + 1.0] * 2 for i in range(4)]
+
+
+def test_pages_count_with_the_part_and_not_with_layers_however_many() -> None:
+    rank = Eager()
+    load = rank.order(end=4 * PAGE)
+    rank.put(0, 4 * PAGE, 0, range(2))
+    rank.layers(load, 2)
+    rank.transfers.received(LoadDone(load, LATER))
+    assert rank.report().failed_pages == frozenset(range(20, 24))
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_layer_is_not_used_after_its_deadline(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rank = Eager()
+    load = rank.order(end=4 * PAGE)
+    rank.put(0, 4 * PAGE, 0, range(2))
+    if when == "before":
+        rank.now_ns = SECOND
+        rank.layers(load, 1, SECOND)
+        assert rank.page_of(0, 20) == 0.0
+    else:
+        pages = rank.transfers._pages
+        copy = pages.copy_in
+
+        def slow(*args: object) -> None:
+            copy(*args)  # type: ignore[arg-type]
+            rank.now_ns = SECOND
+
+        monkeypatch.setattr(pages, "copy_in", slow)
+        rank.layers(load, 1, SECOND)
+    report = rank.report()
+    assert report.failed_pages == frozenset(range(20, 24))
+    assert rank.transfers.statistics().parts_late == 1
+    rank.whole(load)  # its slot is given back all the same
+    assert rank.link.frames[-1] == Copied(load, 0)
+
+
+def test_layers_of_a_load_that_has_ended_are_left_alone() -> None:
+    rank = Eager()
+    load = rank.order(end=4 * PAGE)
+    rank.transfers.received(Fenced("1-a"))
+    rank.put(0, 4 * PAGE, 0, range(2))
+    rank.layers(load, 1)
+    assert rank.page_of(0, 20) == 0.0
+    rank.layers(77, 1)
+    assert rank.page_of(0, 20) == 0.0
+
+
+def test_a_session_that_was_lost_forgets_what_it_had_announced() -> None:
+    rank = Eager()
+    load = rank.order(end=4 * PAGE)
+    rank.put(0, 4 * PAGE, 0, range(1))
+    rank.layers(load, 1)
+    rank.reopen()
+    assert rank.report().failed_pages == frozenset(range(20, 24))
+    rank.transfers.received(LoadFailed(load, 0))
+    assert not [frame for frame in rank.link.frames if isinstance(frame, Copied)]
+
+
+@pytest.mark.parametrize("layers", [0, 3, -1])
+def test_layers_that_a_block_does_not_have_end_the_session(layers: int) -> None:
+    rank = Eager()
+    load = rank.order(end=4 * PAGE)
+    with pytest.raises(ProtocolViolation):
+        rank.layers(load, layers)
+    with pytest.raises(ProtocolViolation):
+        rank.layers(load, 1, offset=65536)
