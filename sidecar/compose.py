@@ -36,9 +36,8 @@ from sidecar.leases import KeyLeases, ServingLeases
 from sidecar.logstate import LogState
 from sidecar.metrics import Snapshot
 from sidecar.operations import Operations, open_place, place_of, serving
-from sidecar.patience import PatienceSettings
-from sidecar.prefetch import Prefetcher, PrefetchSettings
-from sidecar.prefetch_window import WindowSettings
+from sidecar.prefetch import Prefetcher
+from sidecar.prefetch_settings import prefetch_settings
 from sidecar.pressure import Ladders, Pressure, SidecarLevers
 from sidecar.saves import SavesInFlight
 from sidecar.sentry import Sentry
@@ -51,7 +50,6 @@ from sidecar.spool import Spool, SpoolSettings
 from sidecar.state import SidecarKeys, StateDirectory
 from sidecar.statistics import FollowerStatistics, HintStatistics, SidecarStatistics
 from sidecar.transfer import Depot, TransferTimes
-from sidecar.waste import WasteSettings
 from sidecar.watch import Sources, Tally, Watch, WatchSettings
 from storage.admission import Admission
 from storage.compose import StoreSettings, open_store
@@ -311,7 +309,7 @@ def _build(
     invalidation = Invalidation(
         client.enrolled.sidecar, log, gate, leases, ring, store, live, rooms
     )
-    prefetcher = Prefetcher(store, _prefetch_settings(settings), clocks.boot)
+    prefetcher = Prefetcher(store, prefetch_settings(settings), clocks.boot)
     events = Events(Sequence(state.path).take, clocks, ring_max=settings.events_max)
     breakers = Breakers(
         state.path,
@@ -462,31 +460,6 @@ def _appraisal_settings(settings: SidecarSettings) -> AppraisalSettings:
         decision=DecisionSettings(margin=settings.cost_margin),
         cost=CostSettings(half_window_s=settings.cost_half_window_s),
         promise_s=settings.load_deadline_s,
-    )
-
-
-def _prefetch_settings(settings: SidecarSettings) -> PrefetchSettings:
-    total_bytes = settings.prefetch_bytes or settings.host_bytes // 4
-    return PrefetchSettings(
-        total_bytes=total_bytes,
-        tenant_bytes=settings.prefetch_tenant_bytes or total_bytes // 2,
-        keep_ns=int(settings.prefetch_keep_s * NS),
-        read_s=settings.prefetch_read_s,
-        readers=settings.prefetch_readers,
-        pending_max=settings.prefetch_pending_max,
-        patience=PatienceSettings(
-            settings.prefetch_policy,
-            int(settings.prefetch_timeout_base_s * NS),
-            int(settings.prefetch_timeout_per_1k_s * NS),
-        ),
-        window=WindowSettings(settings.prefetch_bandwidth_bytes_s),
-        waste=WasteSettings(
-            limit=settings.prefetch_waste_limit,
-            window_ns=int(settings.prefetch_waste_window_s * NS),
-            blocks_min=settings.prefetch_waste_blocks_min,
-            cool_down_ns=int(settings.prefetch_cool_down_s * NS),
-            probe_blocks=settings.prefetch_probe_blocks,
-        ),
     )
 
 

@@ -20,18 +20,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
 
-from sidecar.patience import Patience, PatienceSettings, PrefetchPolicy, Wait, wait_until
+from sidecar.patience import Patience, PrefetchPolicy, Wait, wait_until
 from sidecar.prefetch_budget import Budget, Denial, Denied
 from sidecar.prefetch_ledger import Ending, Issued, Ledger
+from sidecar.prefetch_settings import PrefetchSettings
 from sidecar.prefetch_statistics import PrefetchStatistics, picture
-from sidecar.prefetch_window import Window, WindowSettings
-from sidecar.waste import CoolingDown, WasteGate, WasteSettings
+from sidecar.prefetch_window import Window
+from sidecar.shelf import Shelf
+from sidecar.waste import CoolingDown, WasteGate
 from storage.block import BlockAddress
 from storage.fence import Fence, Fenced
 from storage.lifecycle import Resident
@@ -41,45 +42,6 @@ from strongroom.errors import StrongroomError
 
 _log = logging.getLogger(__name__)
 _PLAN_STEP = 64
-
-
-@dataclass(frozen=True, slots=True)
-class PrefetchSettings:
-    """Sizes in bytes, times in nanoseconds where they say so; see `SidecarSettings`."""
-
-    total_bytes: int
-    tenant_bytes: int
-    keep_ns: int = 30_000_000_000
-    """How long after its expected start a block may lie unread."""
-    horizon_ns: int = 300_000_000_000
-    """A start further away than a grant lives is no start."""
-    read_s: float = 10.0
-    chunk_bytes: int = 32 * 1024 * 1024
-    readers: int = 2
-    pending_max: int = 1024
-    sweep_s: float = 1.0
-    patience: PatienceSettings = field(default_factory=PatienceSettings)
-    window: WindowSettings = field(default_factory=WindowSettings)
-    waste: WasteSettings = field(default_factory=WasteSettings)
-
-
-class Onboarding(Protocol):
-    """`storage.onboard.Onboarding`, as far as it is needed here."""
-
-    async def ready(self, index: int) -> object:
-        """Return once the block is in host memory. Raises what keeps it from getting there."""
-
-
-class Shelf(Protocol):
-    """`storage.store.BlockStore`, as far as it is needed here."""
-
-    def tier_of(self, address: BlockAddress) -> TierName | None: ...
-
-    def waiting_on_nvme(self, address: BlockAddress) -> Resident | None: ...
-
-    def onboard(
-        self, addresses: Sequence[BlockAddress], fence: Fence
-    ) -> AbstractAsyncContextManager[Onboarding]: ...
 
 
 @dataclass(eq=False, slots=True)

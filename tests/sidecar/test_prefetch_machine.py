@@ -14,7 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sidecar.patience import PatienceSettings, PrefetchPolicy
-from sidecar.prefetch import Onboarding, Prefetch, Prefetcher, PrefetchSettings
+from sidecar.prefetch import Prefetch, Prefetcher
+from sidecar.prefetch_settings import PrefetchSettings
+from sidecar.shelf import Onboarding
 from sidecar.waste import WasteSettings
 from storage.block import BlockAddress
 from storage.fence import Fence
