@@ -324,7 +324,7 @@ def _build(
         WatchSettings(settings.watch_interval_s, settings.pressure_limit_tokens),
         events,
         breakers,
-        Pressure(Ladders(), SidecarLevers(prefetcher, store), events, clocks.boot),
+        Pressure(Ladders(), SidecarLevers(prefetcher, store, admission), events, clocks.boot),
         sentry,
         clocks,
     )

@@ -155,12 +155,19 @@ class DiskDoor(Protocol):
     def set_disk_admission(self, factor: float) -> None: ...
 
 
+class Weighing(Protocol):
+    """What weighs each block before it is let there."""
+
+    def set_pressure(self, factor: float) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class SidecarLevers:
     """The levers of a sidecar."""
 
     prefetch: Tap
     disk: DiskDoor
+    admission: Weighing
 
     def pause_prefetch(self, reason: str) -> None:
         self.prefetch.pause(reason)
@@ -170,6 +177,7 @@ class SidecarLevers:
 
     def admit_to_disk(self, factor: float) -> None:
         self.disk.set_disk_admission(factor)
+        self.admission.set_pressure(factor)
 
 
 class Pressure:

@@ -1,0 +1,372 @@
+"""The watch on a running sidecar: pressure and breakers reach verdicts, saves and prefetch."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from sidecar.breaker import Condition
+from sidecar.events import EventKind
+from sidecar.gauges import OTHER, Gauges, TenantUse, top_tenants
+from sidecar.pressure import Gauge, Ladder, Ladders, Readings
+from sidecar.reasons import Reason
+from sidecar.stance import Action
+from sidecar.watch import Tally, Watch
+from storage.tiers.protocol import TierName
+from strongroom.errors import Corrupt
+from strongroom.identity import ComponentId
+from strongroom.wire.frames import Failure, Finish, Ping, Pong, Report
+from tests.sidecar.conftest import PROMPT, Stored
+from tests.sidecar.control_plane import FakeControlPlane
+from tests.sidecar.harness import ENGINE, World, harness
+from tests.sidecar.test_session import until
+
+
+def report(free: int, **changes: int) -> Report:
+    fields = {
+        "pages": 1000, "free_pages": free, "running": 1, "waiting": 0, "prefill_tokens": 0,
+        "prefill_us": 0, "busy_us": 0, "idle_us": 0,
+    }  # fmt: skip
+    return Report(**(fields | changes))
+
+
+async def told(stored: Stored, frame: Report) -> None:
+    """Sent, and known to be read: frames of a connection are handled in order."""
+    wire = stored.engine.scheduler
+    wire.send(frame)
+    wire.send(Ping(7))
+    assert (await wire.expect(Pong)).number == 7
+
+
+def in_force(watch: Watch) -> Action:
+    """By the breakers."""
+    return watch.breakers.action
+
+
+def stand_once(world: World, **gauges: float) -> None:
+    """Let the watch see these values."""
+    readings = Readings({Gauge(name): value for name, value in gauges.items()}, {})
+    world.sidecar.watch.pressure.observe(readings)
+
+
+@pytest.fixture
+async def stored(tmp_path: Path) -> AsyncIterator[Stored]:
+    """A stored prompt, ladders without rise and rest, and nobody who looks but the test."""
+    async with harness(tmp_path, watch_interval_s=3600, pressure_limit_tokens=130) as world:
+        engine = await world.engine()
+        granted = world.control.grant(world.tenant, PROMPT)
+        assert await engine.compute_and_save("saved", granted) == 5
+        ladders = Ladders()
+        world.sidecar.watch.pressure._ladders = Ladders(
+            {gauge: at_once(ladder) for gauge, ladder in ladders.gauges.items()},
+            at_once(ladders.engine),
+        )
+        yield Stored(world, engine, PROMPT)
+
+
+def at_once(ladder: Ladder) -> Ladder:
+    return replace(ladder, rise_s=0.0, rest_s=0.0)
+
+
+async def test_a_short_engine_gets_less_in_steps_and_all_of_it_back(stored: Stored) -> None:
+    watch = stored.world.sidecar.watch
+    seen = []
+    for number, free in enumerate((500, 90, 55, 25, 5)):
+        await told(stored, report(free))
+        watch.look()
+        seen.append(await stored.hits(f"r{number}", stored.grant()))
+    # none, stop prefetch, limit (blocks that end within 130 tokens), recompute, engine-only
+    assert seen == [288, 288, 128, 0, 0]
+    assert watch.stance(ENGINE).action is Action.ENGINE_ONLY
+    assert stored.world.sidecar.prefetcher.statistics().paused == ("pressure",)
+    assert watch.stance("another").action is Action.NONE
+    await told(stored, report(900))
+    for _ in range(5):
+        watch.look()
+    assert await stored.hits("back", stored.grant()) == 288
+    assert stored.world.sidecar.prefetcher.statistics().paused == ()
+
+
+async def test_what_was_not_limited_is_restored_and_ends_where_the_limit_is(
+    stored: Stored,
+) -> None:
+    await told(stored, report(55))
+    stored.world.sidecar.watch.look()
+    assert await stored.hits("limited", stored.grant()) == 128
+    assert (await stored.engine.load("limited", 0, 128)).ok
+    assert not (await stored.engine.load("limited", 0, 288)).ok
+
+
+async def test_under_recompute_a_prompt_is_saved_and_under_engine_only_it_is_not(
+    stored: Stored,
+) -> None:
+    world = stored.world
+    for free, blocks in ((25, 5), (5, 0)):
+        await told(stored, report(free))
+        world.sidecar.watch.look()
+        prompt = [free * 1000 + token for token in PROMPT]
+        granted = world.control.grant(world.tenant, prompt)
+        verdict = await stored.engine.open(f"p{free}", granted)
+        assert (verdict.allowed, verdict.tokens, verdict.save) == (True, 0, blocks > 0)
+        assert await stored.engine.save(f"p{free}", prompt, 288) == blocks
+        stored.engine.scheduler.send(Finish(f"p{free}"))
+
+
+async def test_a_full_host_queue_takes_no_new_swap_outs_and_goes_on_restoring(
+    stored: Stored,
+) -> None:
+    world = stored.world
+    prompt = [7000 + token for token in PROMPT]
+    granted = world.control.grant(world.tenant, prompt)
+    await stored.engine.open("new", granted)
+    stand_once(world, host_queue=0.95)
+    assert await stored.engine.save("new", prompt, 288) == 0
+    assert await stored.hits("old", stored.grant()) == 288
+    assert (await stored.engine.load("old", 0, 288)).ok
+    stand_once(world, host_queue=0.0)
+    assert await stored.engine.save("new", prompt, 288) == 5
+
+
+async def test_a_full_disk_queue_lowers_what_the_disk_admits(stored: Stored) -> None:
+    world = stored.world
+    await world.sidecar.store.flush()
+    for number, (value, factor, on_disk) in enumerate(
+        ((0.95, 0.0, 5), (0.0, 0.5, 0), (0.0, 1.0, 10))
+    ):
+        stand_once(world, disk_queue=value)
+        assert world.sidecar.admission.statistics().pressure == factor
+        if on_disk:
+            prompt = [(number + 2) * 10_000 + token for token in PROMPT]
+            granted = world.control.grant(world.tenant, prompt)
+            assert await stored.engine.compute_and_save(f"p{number}", granted) == 5
+            await world.sidecar.store.flush()
+            nvme = world.sidecar.gauges().tier(TierName.NVME)
+            assert nvme is not None
+            assert nvme.blocks == on_disk
+
+
+async def test_a_tripped_breaker_is_engine_only_for_every_engine(stored: Stored) -> None:
+    breakers = stored.world.sidecar.watch.breakers
+    breakers.note(Condition.CHECKSUM, 3, 3)
+    verdict = await stored.engine.open("tripped", stored.grant())
+    # Allowed: the engine's own prefix cache is used. Nothing is restored, nothing saved.
+    assert (verdict.allowed, verdict.tokens, verdict.save) == (True, 0, False)
+    breakers.clear(Condition.CHECKSUM)
+    assert await stored.hits("cleared", stored.grant()) == 288
+
+
+async def test_blocks_that_do_not_open_trip_the_breaker(
+    stored: Stored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = stored.world.sidecar.watch
+
+    async def corrupt(*_: object, **__: object) -> None:
+        raise Corrupt("damaged")
+
+    for number in range(3):
+        assert in_force(watch) is Action.NONE
+        assert await stored.hits(f"r{number}", stored.grant()) == 288
+        with monkeypatch.context() as broken:
+            broken.setattr(stored.world.sidecar.store._opening, "load", corrupt)
+            assert not (await stored.engine.load(f"r{number}", 0, 288)).ok
+    await until(lambda: in_force(watch) is Action.ENGINE_ONLY)
+
+
+async def test_restores_slower_than_computing_trip_and_faster_ones_do_not(
+    stored: Stored,
+) -> None:
+    watch = stored.world.sidecar.watch
+    assert watch._sources is not None
+    for recompute_s, action in ((10.0, Action.NONE), (0.0, Action.ENGINE_ONLY)):
+        watch.attach(replace(watch._sources, recompute_s=partial(always, recompute_s)))
+        for _ in range(120):
+            watch.load_ended(
+                ENGINE, "r", "t", Reason.NONE, tier="host", tokens=64, nbytes=1, seconds=0.01
+            )
+        assert in_force(watch) is action
+
+
+async def test_faults_in_a_row_trip_and_policy_is_no_fault(stored: Stored) -> None:
+    watch = stored.world.sidecar.watch
+
+    def ended(reason: Reason) -> None:
+        watch.load_ended(ENGINE, "r", "t", reason, tier="", tokens=0, nbytes=0, seconds=0.01)
+
+    for reason in (Reason.REVOKED, Reason.CANCELLED, Reason.LEASE, Reason.QUOTA, Reason.ABSENT):
+        for _ in range(50):
+            ended(reason)
+    for _ in range(19):
+        ended(Reason.EXPIRED)
+    ended(Reason.NONE)
+    for _ in range(19):
+        ended(Reason.EXPIRED)
+    assert in_force(watch) is Action.NONE
+    ended(Reason.EXPIRED)
+    assert in_force(watch) is Action.ENGINE_ONLY
+
+
+def always(seconds: float, _engine: str, _tokens: int) -> float:
+    return seconds
+
+
+def _same(tally: Tally) -> Tally:
+    return tally
+
+
+async def test_a_rise_of_the_engines_idle_time_trips(stored: Stored) -> None:
+    second = 1_000_000
+    await told(stored, report(500))
+    await told(stored, report(500, busy_us=10 * second, idle_us=second))
+    watch = stored.world.sidecar.watch
+    assert in_force(watch) is Action.NONE
+    await told(stored, report(500, busy_us=14 * second, idle_us=9 * second))
+    assert in_force(watch) is Action.ENGINE_ONLY
+    assert watch.breakers.reading(Condition.ENGINE_IDLE) is None
+
+
+async def test_waste_and_thrash_trip_by_what_changed_since_the_look_before(
+    stored: Stored,
+) -> None:
+    watch = stored.world.sidecar.watch
+    for changed, condition in (
+        (Tally(thrashed=150, stored=250), Condition.THRASH),
+        (Tally(prefetch_wasted=190, prefetch_used=10), Condition.PREFETCH_WASTE),
+    ):
+        assert watch._sources is not None
+        watch.attach(replace(watch._sources, tally=Tally))
+        watch.look()
+        assert in_force(watch) is Action.NONE
+        watch.attach(replace(watch._sources, tally=partial(_same, changed)))
+        watch.look()
+        assert in_force(watch) is Action.ENGINE_ONLY
+        watch.breakers.clear(condition)
+
+
+async def test_a_look_that_fails_ends_nothing_and_lifts_nothing(
+    stored: Stored, caplog: pytest.LogCaptureFixture
+) -> None:
+    watch = stored.world.sidecar.watch
+    watch.breakers.note(Condition.CHECKSUM, 3, 3)
+
+    def broken() -> Gauges:
+        raise OSError("a gauge failed")
+
+    assert watch._sources is not None
+    watch.attach(replace(watch._sources, gauges=broken))
+    watch.settings = replace(watch.settings, interval_s=0.001)
+    running = asyncio.get_running_loop().create_task(watch.run())
+    await until(lambda: caplog.text.count("a look at the gauges failed") >= 2)
+    running.cancel()
+    assert in_force(watch) is Action.ENGINE_ONLY
+
+
+# Reports
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [report(1001), report(-1), report(0, pages=-5), report(0, busy_us=2**63 - 1)],
+    ids=["more free than there are", "negative", "negative pages", "beyond every clock"],
+)
+async def test_a_report_that_cannot_be_true_ends_the_connection(
+    stored: Stored, bad: Report
+) -> None:
+    stored.engine.scheduler.send(bad)
+    assert (await stored.engine.scheduler.expect(Failure)).code == "protocol"
+
+
+async def test_reports_are_compared_with_the_one_before_and_an_engine_may_start_anew(
+    stored: Stored,
+) -> None:
+    reports = stored.world.sidecar.watch.reports
+    await told(stored, report(500, busy_us=100, prefill_us=50, prefill_tokens=8))
+    await told(stored, report(400, busy_us=160, prefill_us=90, prefill_tokens=24))
+    latest = reports.latest()[ENGINE]
+    assert (latest.busy_us, latest.prefill_us, latest.prefill_tokens) == (60, 40, 16)
+    assert latest.pages_used == pytest.approx(0.6)
+    await told(stored, report(400, busy_us=10))
+    assert reports.latest()[ENGINE].busy_us == 0
+    await stored.engine.scheduler.close()
+    await until(lambda: ENGINE not in reports.latest())
+
+
+async def test_an_engine_that_cannot_tell_its_pages_stands_on_no_ladder(stored: Stored) -> None:
+    await told(stored, report(0, pages=0))
+    stored.world.sidecar.watch.look()
+    assert stored.world.sidecar.watch.stance(ENGINE).action is Action.NONE
+
+
+async def test_a_report_that_is_old_says_nothing_any_more(stored: Stored) -> None:
+    watch = stored.world.sidecar.watch
+    await told(stored, report(5))
+    watch.look()
+    assert watch.stance(ENGINE).action is Action.ENGINE_ONLY
+    watch.settings = replace(watch.settings, report_stale_s=0.0)
+    watch.look()
+    assert watch.stance(ENGINE).action is Action.NONE
+
+
+# Gauges and events
+
+
+async def test_every_gauge_is_read(stored: Stored) -> None:
+    await stored.world.sidecar.store.flush()
+    await told(stored, report(600))
+    gauges = stored.world.sidecar.gauges()
+    host, nvme = gauges.tier(TierName.HOST), gauges.tier(TierName.NVME)
+    assert host is not None
+    assert nvme is not None
+    assert host.used_bytes > 0
+    assert host.blocks == nvme.blocks == 5
+    assert {queue.name for queue in gauges.queues} == {"strongroom-crypto", "strongroom-disk"}
+    assert gauges.nvme_free_bytes == nvme.capacity_bytes - nvme.used_bytes
+    assert gauges.nvme_file_system_free_bytes
+    assert (gauges.orphans.unconfirmed, gauges.orphans.retired) == (0, 0)
+    assert {use.tier for use in gauges.tenants} == {TierName.HOST, TierName.NVME}
+    assert gauges.engines[ENGINE].report.free_pages == 600
+
+
+async def test_records_are_orphans_until_their_namespace_is_known_to_be_alive(
+    tmp_path: Path,
+) -> None:
+    control = FakeControlPlane()
+    async with harness(tmp_path, control) as world:
+        engine = await world.engine()
+        granted = world.control.grant(world.tenant, PROMPT)
+        await engine.compute_and_save("saved", granted)
+    async with harness(tmp_path, control, watch_interval_s=3600) as world:
+        # Asked about after the start, and alive: no orphans. Without the answer they were.
+        await until(lambda: world.sidecar.gauges().orphans.unconfirmed == 0)
+        world.sidecar.invalidation.alive = frozenset()
+        assert world.sidecar.gauges().orphans.unconfirmed == 5
+
+
+def test_tenants_beyond_the_largest_are_one() -> None:
+    uses = [
+        TenantUse(tier, ComponentId(f"{number:032x}"), number, 100)
+        for tier in (TierName.HOST, TierName.NVME)
+        for number in range(1, 31)
+    ]
+    top = top_tenants(uses, 5)
+    assert len(top) == 12
+    assert [use.used_bytes for use in top[:5]] == [30, 29, 28, 27, 26]
+    assert (top[5].tenant, top[5].used_bytes, top[5].cap_bytes) == (OTHER, sum(range(1, 26)), None)
+    assert len(top_tenants(uses, 30)) == 60
+
+
+async def test_what_happens_to_a_request_is_told_in_order(stored: Stored) -> None:
+    watch = stored.world.sidecar.watch
+    before = watch.events.last
+    await stored.hits("r", stored.grant())
+    await stored.engine.load("r", 0, 288)
+    await until(lambda: watch.events.last >= before + 2)
+    events = watch.events.after(before, 10)
+    assert [event.kind for event in events] == [EventKind.PREFIX_HIT, EventKind.SWAP_IN_DONE]
+    assert {event.request for event in events} == {"r"}
+    assert events[1].tokens == 288
+    assert events[1].tier_from == "host"
