@@ -165,6 +165,7 @@ def _in_order(number: int, result: Survey) -> Iterator[tuple[int, int, int, int]
     found = result.found
     for row in found.by_sealing():
         yield found.sequences[row], found.orders[row], number, row
+    found.forget()  # the index takes its place in memory, region by region
 
 
 def _survey_into(files: RegionFiles, region: Region, results: list[Survey]) -> None:

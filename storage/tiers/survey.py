@@ -77,6 +77,10 @@ class Found:
         self.sequences.append(facts.sequence)
         self.orders.append(placement.order)
 
+    def forget(self) -> None:
+        """Give the columns' memory back: they have been gone through."""
+        self.__init__()  # type: ignore[misc]
+
     def address(self, row: int) -> bytes:
         return bytes(self._addresses[row * _ADDRESS_BYTES : (row + 1) * _ADDRESS_BYTES])
 
