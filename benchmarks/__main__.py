@@ -43,7 +43,7 @@ FULL_OUT = Path("build/bench")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what was asked for; returns the exit code."""
     options = _parser().parse_args(arguments)
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 140)
     if options.list:
         _list(console)
         return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -17,20 +16,26 @@ from benchmarks.rows import Row, ratio
 from benchmarks.scale import Scale
 from benchmarks.suite import Bench, Suite
 from storage.block import BlockContext
+from storage.compose import StoreSettings
 from storage.envelope import Sealer
 from storage.header import Header, record_bytes
 from storage.memory import aligned
+from storage.tiers.limits import NvmeLimits
 from storage.tiers.nvme import NvmeTier
 from storage.workers import disk_workers
 from strongroom.clock import boot_ns
+from strongroom.errors import StrongroomError
 
-DEPTH: Final = 4
+LIMITS: Final = NvmeLimits()
+"""The production settings: fio gets the same depth and the same length of a transfer."""
+BATCH: Final = 16
+"""Records that the write-behind hands over at once."""
 
 
 @asynccontextmanager
 async def open_tier(scale: Scale, folder: Path) -> AsyncIterator[NvmeTier]:
     """The tier alone, with as many disk threads as the depth that fio gets."""
-    workers = disk_workers(DEPTH, 1024)
+    workers = disk_workers(StoreSettings().disk_threads, 1024)
     tier = await NvmeTier.open(
         folder,
         2 * scale.set_bytes + 3 * scale.region_bytes,
@@ -38,6 +43,7 @@ async def open_tier(scale: Scale, folder: Path) -> AsyncIterator[NvmeTier]:
         workers,
         boot_ns,
         pin_ns=10**11,
+        limits=LIMITS,
     )
     try:
         yield tier
@@ -60,19 +66,23 @@ async def _measure(bench: Bench) -> list[Row]:
     reads: list[tuple[float, float]] = []
     writes: list[tuple[float, float]] = []
     how = ""
-    with bench.folder("disk") as folder, fio.laid_out(folder, len(records) * size, size) as file:
+    transfer = min(size, LIMITS.transfer_bytes)
+    with (
+        bench.folder("disk") as folder,
+        fio.laid_out(folder, len(records) * size, transfer) as file,
+    ):
         how = file.how
         for number in bench.rounds("NVMe tier and fio"):
             path = folder / f"nvme-{number}"
             async with open_tier(scale, path) as tier:
                 written = await _write(tier, records)
-            writes.append((written, file.write(DEPTH).gbytes_per_s))
+            writes.append((written, file.write(LIMITS.queue_depth).gbytes_per_s))
             async with open_tier(scale, path) as tier:
                 read = await _read(tier, block_set.contexts, size)
-            reads.append((read, file.read(DEPTH).gbytes_per_s))
+            reads.append((read, file.read(LIMITS.queue_depth).gbytes_per_s))
             for each in path.iterdir():
                 each.unlink()
-    note = f"{size} bytes a block, {DEPTH} in flight, against {how}"
+    note = f"{transfer} bytes a transfer, {LIMITS.queue_depth} in flight, against {how}"
     return [
         ratio("nvme_read_vs_fio", "GB/s", reads, note=note),
         ratio("nvme_write_vs_fio", "GB/s", writes, note=note),
@@ -90,8 +100,11 @@ def _sealed(block_set: BlockSet, number: int) -> tuple[Header, memoryview]:
 
 async def _write(tier: NvmeTier, records: list[tuple[Header, memoryview]]) -> float:
     started = time.perf_counter()
-    for header, record in records:
-        await tier.put(header, record, _admit)
+    for first in range(0, len(records), BATCH):
+        batch = [(*sealed, _admit) for sealed in records[first : first + BATCH]]
+        for answer in await tier.put_many(batch):
+            if isinstance(answer, StrongroomError):
+                raise answer
     return _speed(sum(len(record) for _, record in records), started)
 
 
@@ -99,10 +112,17 @@ async def _read(tier: NvmeTier, contexts: Sequence[BlockContext], size: int) -> 
     buffers = [aligned(size) for _ in contexts]
     for buffer in buffers:
         buffer[::4096] = bytes(len(buffer[::4096]))  # touched: a first touch is not the disk's
+    errors: list[StrongroomError] = []
+
+    def done(_: int, error: StrongroomError | None) -> None:
+        if error is not None:
+            errors.append(error)
+
     started = time.perf_counter()
-    async with asyncio.TaskGroup() as tasks:
-        for context, buffer in zip(contexts, buffers, strict=True):
-            tasks.create_task(tier.read_into(context.address, buffer))
+    wanted = [(context.address, into) for context, into in zip(contexts, buffers, strict=True)]
+    await tier.read_many(wanted, done)
+    if errors:
+        raise errors[0]
     return _speed(len(buffers) * size, started)
 
 

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 import uvloop
 
 from benchmarks.bare import BareSet
-from benchmarks.blocks import BlockSet, namespace
+from benchmarks.blocks import BlockSet, namespace, settled
 from benchmarks.rows import Row, ratio
 from benchmarks.scale import Scale, cores
 from benchmarks.suite import Bench, Suite
@@ -51,6 +51,7 @@ async def _measure(bench: Bench) -> list[Row]:
         ]
         for store, block_set in ((one, whole), (one, few), (two, few), (every, whole)):
             await block_set.save(store)
+        await settled()
         await _warm_up(whole, one)
         for number in bench.rounds("host"):
             saves.append((await _save_once(whole, one, 100 + number), bare.encrypt()))

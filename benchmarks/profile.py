@@ -30,10 +30,9 @@ from benchmarks.suite import ROOT
 
 CRYPTO: Final = ("encrypt_into", "decrypt_into")
 IO: Final = ("preadv", "pwritev", "fdatasync", "fsync")
-WAITING: Final = ("_worker (concurrent/futures/thread.py", "wait (threading.py")
-"""Threads that wait for work: py-spy takes some of them for busy."""
-SETTING_UP: Final = ("make (benchmarks/blocks.py", "memory_file (benchmarks/bare.py")
-RATE: Final = 400
+WAITING: Final = ("queue.get(", ".wait(", ".acquire(", "select.select(")
+"""Calls of threads that wait for work: py-spy takes some of them for busy."""
+RATE: Final = 250
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +56,9 @@ def shares(folded: Iterable[str]) -> Shares:
     for line in folded:
         stack, _, count = line.rpartition(" ")
         frames = stack.split(";")
-        if any(frame.startswith(SETTING_UP) for frame in frames):
-            continue
-        if frames[-1].startswith(WAITING):
-            continue
         kind = _kind(frames[-1])
+        if kind == "waiting":
+            continue
         kinds[kind] += int(count)
         if kind == "rest":
             rest[frames[-1]] += int(count)
@@ -80,25 +77,53 @@ def _kind(frame: str) -> str:
     file, _, number = place.rpartition(":")
     if not number.isdigit():
         return "rest"
-    path = ROOT / file if not file.startswith("/") else Path(file)
-    text = linecache.getline(str(path), int(number))
-    if any(name in text for name in CRYPTO):
-        return "crypto"
-    return "io" if any(name in text for name in IO) else "rest"
+    text = linecache.getline(str(_found(file)), int(number))
+    for kind, calls in (("crypto", CRYPTO), ("io", IO), ("waiting", WAITING)):
+        if any(call in text for call in calls):
+            return kind
+    return "rest"
+
+
+def _found(file: str) -> Path:
+    """py-spy shortens a path to what `sys.path` does not say."""
+    places = [Path(file), ROOT / file, *(Path(folder) / file for folder in sys.path)]
+    return next((place for place in places if place.is_file()), Path(file))
 
 
 def record(py_spy: Path, what: str, seconds: float, out: Path) -> Shares:
-    """Profile one path twice: the picture, and the stacks that are counted."""
+    """Profile one path, for the picture and for the stacks that are counted."""
     stacks = out / f"profile-{what}.txt"
-    for form, path in (("raw", stacks), ("flamegraph", out / f"profile-{what}.svg")):
-        with tempfile.TemporaryDirectory(prefix="profile-", dir=out) as folder:
-            command = [
-                str(py_spy), "record", "--format", form, "--rate", str(RATE), "--threads",
-                "--output", str(path), "--", sys.executable, "-m", "benchmarks.profile_target",
-                what, str(seconds), folder,
-            ]  # fmt: skip
-            subprocess.run(command, check=True, cwd=ROOT, env=environment(), capture_output=True)
+    with (
+        tempfile.TemporaryDirectory(prefix="profile-", dir=out) as folder,
+        subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.profile_target", what, folder],
+            cwd=ROOT,
+            env=environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        ) as target,
+    ):
+        try:
+            assert target.stdout is not None
+            if target.stdout.readline() != b"ready\n":
+                raise RuntimeError(f"{what} did not come up")
+            for form, path in (("raw", stacks), ("flamegraph", out / f"profile-{what}.svg")):
+                _attach(py_spy, target.pid, seconds, form, path)
+        finally:
+            assert target.stdin is not None
+            target.stdin.close()
+            target.wait(60)
     return shares(stacks.read_text().splitlines())
+
+
+def _attach(py_spy: Path, pid: int, seconds: float, form: str, path: Path) -> None:
+    """Without stopping the process at each sample: that would be most of what is seen."""
+    command = [
+        str(py_spy), "record", "--pid", str(pid), "--duration", str(max(1, round(seconds))),
+        "--rate", str(RATE), "--nonblocking", "--threads", "--format", form,
+        "--output", str(path),
+    ]  # fmt: skip
+    subprocess.run(command, check=True, capture_output=True, timeout=seconds * 4 + 60)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

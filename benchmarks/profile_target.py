@@ -5,16 +5,16 @@ python -m benchmarks.profile_target save|restore|disk SECONDS FOLDER
 
 from __future__ import annotations
 
+import select
 import sys
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import uvloop
 
-from benchmarks.blocks import BlockSet, namespace
+from benchmarks.blocks import BlockSet, namespace, settled
 from benchmarks.host import host_settings
-from benchmarks.lmcache import disk_settings, restore_from_disk
+from benchmarks.lmcache import disk_settings
 from benchmarks.scale import FULL, cores
 from storage.compose import open_store
 
@@ -23,6 +23,8 @@ async def save(block_set: BlockSet, going: Callable[[], bool], _: Path) -> None:
     """Seal the set as new blocks, and make room again."""
     async with open_store(host_settings(FULL, cores(), 3)) as store:
         room = 100
+        await settled()
+        ready()
         while going():
             room += 1
             await block_set.moved_to(room).save(store)
@@ -34,6 +36,8 @@ async def restore(block_set: BlockSet, going: Callable[[], bool], _: Path) -> No
     """Open the set from the host tier."""
     async with open_store(host_settings(FULL, cores(), 2)) as store:
         await block_set.save(store)
+        await settled()
+        ready()
         while going():
             await block_set.restore(store)
 
@@ -44,9 +48,10 @@ async def disk(block_set: BlockSet, going: Callable[[], bool], folder: Path) -> 
     async with open_store(settings) as store:
         await block_set.save(store)
         await store.flush()
+    ready()
     while going():
         async with open_store(settings) as store:
-            await restore_from_disk(block_set, store)
+            await block_set.restore(store)
 
 
 TARGETS: dict[str, Callable[[BlockSet, Callable[[], bool], Path], Awaitable[None]]] = {
@@ -56,11 +61,20 @@ TARGETS: dict[str, Callable[[BlockSet, Callable[[], bool], Path], Awaitable[None
 }
 
 
-async def main(what: str, seconds: float, folder: Path) -> None:
-    """Run one target; it is told to stop after `seconds`."""
-    until = time.monotonic() + seconds
-    await TARGETS[what](BlockSet.make(FULL), lambda: time.monotonic() < until, folder)
+def ready() -> None:
+    """From here on it is the path itself."""
+    print("ready", flush=True)
+
+
+def going() -> bool:
+    """Whether to go on."""
+    return not select.select([sys.stdin], [], [], 0)[0]
+
+
+async def main(what: str, folder: Path) -> None:
+    """Run one target."""
+    await TARGETS[what](BlockSet.make(FULL), going, folder)
 
 
 if __name__ == "__main__":
-    uvloop.run(main(sys.argv[1], float(sys.argv[2]), Path(sys.argv[3])))
+    uvloop.run(main(sys.argv[1], Path(sys.argv[2])))

@@ -155,13 +155,13 @@ def test_the_bootstrap_interval_holds_the_median_and_narrows_with_agreement() ->
 
 def test_a_profile_tells_encryption_and_io_from_the_rest(tmp_path: Path) -> None:
     source = tmp_path / "path.py"
-    source.write_text("cipher.decrypt_into(a, b)\nos.preadv(f, v, 0)\nwork()\n")
+    source.write_text("cipher.decrypt_into(a, b)\nos.preadv(f, v, 0)\nwork()\nqueue.get()\n")
     found = profile.shares(
         [
             f"main (m.py:1);run ({source}:1) 60",
             f"main (m.py:1);run ({source}:2) 20",
             f"main (m.py:1);run ({source}:3) 20",
-            "thread;_worker (concurrent/futures/thread.py:81) 900",
+            f"thread;idle ({source}:4) 900",
         ]
     )
     assert (found.samples, found.crypto, found.io) == (100, 0.6, 0.2)
