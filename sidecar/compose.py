@@ -121,7 +121,6 @@ class Sidecar:
             prefetch_wasted=prefetch.wasted,
             prefetch_used=prefetch.used,
             io_errors=sum(tier.io_errors for tier in self.store.statistics().tiers),
-            violations=self.server.counts.violations,
         )
 
     def snapshot(self) -> Snapshot:

@@ -31,7 +31,9 @@ from strongroom.wire.frames import Report
 _log = logging.getLogger(__name__)
 
 _OURS = frozenset({Reason.EXPIRED, Reason.INTEGRITY, Reason.PROTOCOL})
-"""Ends of a transfer that are a fault, and no policy, revocation, cancellation or bound."""
+"""Ends of a transfer that are a fault, and no policy, revocation, cancellation or bound. Frames
+that break the protocol are not among them: whoever may connect could turn caching off for all.
+"""
 _ERRORS_FULL_S = 10.0
 """Failed device operations a second that read as 1.0."""
 
@@ -45,7 +47,6 @@ class Tally:
     prefetch_wasted: int = 0
     prefetch_used: int = 0
     io_errors: int = 0
-    violations: int = 0
 
 
 def _unknown(_engine: str, _tokens: int) -> None:
@@ -350,8 +351,6 @@ class Watch:
         wasted = tally.prefetch_wasted - before.prefetch_wasted
         used = tally.prefetch_used - before.prefetch_used
         self.breakers.note(Condition.PREFETCH_WASTE, wasted, wasted + used)
-        violations = tally.violations - before.violations
-        self.breakers.note(Condition.ERROR_STREAK, violations, violations)
         errors = tally.io_errors - before.io_errors
         if errors > 0:
             self.events.emit(
