@@ -94,8 +94,8 @@ class _Queue:
         self.fresh = _Chain()
         self.proven = _Chain()
         self.fresh_share = _FRESH_FIRST
-        self.returned = [1.0, 1.0]
-        """How much came back lately after it left as fresh, and as proven."""
+        self.returned = (1.0, 1.0)
+        """How many came back lately after they left as fresh, and as proven."""
 
     @property
     def nbytes(self) -> int:
@@ -107,12 +107,12 @@ class _Queue:
         step = nbytes / max(self.nbytes, nbytes)
         if as_proven:
             self.fresh_share = max(0.0, self.fresh_share - step * max(1.0, fresh / proven))
-            proven += step
+            proven += 1.0
         else:
             self.fresh_share = min(1.0, self.fresh_share + step * max(1.0, proven / fresh))
-            fresh += step
-        over = max(1.0, fresh + proven - 1.0)
-        self.returned = [fresh / over, proven / over]
+            fresh += 1.0
+        faded = 0.5 if (fresh + proven) * step > 1.0 else 1.0
+        self.returned = (fresh * faded, proven * faded)
 
 
 class _Tenant:

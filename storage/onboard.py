@@ -32,6 +32,7 @@ from storage.fence import Fence
 from storage.header import HEADER_BYTES, Header, clear_placement, read_header
 from storage.lifecycle import Reserved, Resident, weaken
 from storage.residency import Residency
+from storage.retention import Retention
 from storage.tiers.nvme import NvmeTier
 from storage.tiers.protocol import TierName
 from strongroom.blocks import ROOT_PARENT
@@ -373,7 +374,12 @@ class Onboarding:
         if resident is not None:
             host.abandon(state.reserved)
         else:
-            resident = host.publish(host.seal(state.reserved, header), _admit_any)
+            nvme = self._residency.nvme
+            resident = host.publish(
+                host.seal(state.reserved, header),
+                _admit_any,
+                Retention() if nvme is None else nvme.retention_of(state.address),
+            )
         self._owner.counts.brought += 1
         self._owner.counts.brought_bytes += resident.nbytes
         self._hold(index, resident, TierName.NVME)

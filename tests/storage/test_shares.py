@@ -199,6 +199,20 @@ def test_a_flood_that_can_evict_nothing_of_its_own_is_refused_and_others_are_not
     arena.save(FLOOD)
 
 
+def test_a_guarantee_is_not_cut_by_the_block_that_reaches_beyond_it() -> None:
+    arena = Arena(quiet=Share(8 * RECORD + RECORD // 2), flood=Share(13 * RECORD))
+    arena.save(FLOOD, 13)
+    arena.save(QUIET, 9)
+    arena.save(THIRD, 2)
+    arena.dirty = set(arena.numbers(THIRD))
+    with pytest.raises(Overloaded):
+        arena.save(component(4))
+    assert (arena.blocks(QUIET), arena.blocks(FLOOD)) == (9, 13)
+    arena.dirty.clear()
+    arena.save(component(4))
+    assert arena.blocks(THIRD) == 1
+
+
 def test_a_tenant_replaces_its_own_blocks_also_below_its_guarantee() -> None:
     arena = Arena(quiet=Share(12 * RECORD), flood=Share(9 * RECORD))
     arena.save(FLOOD, 9)
