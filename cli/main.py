@@ -15,6 +15,7 @@ from cli.options import (
     DEFAULT_STATE,
     DEFAULT_TOKEN_FILE,
     DEFAULT_URL,
+    AsJson,
     State,
     TokenFile,
     Url,
@@ -45,6 +46,13 @@ BeyondLoopback = Annotated[
 DatabaseUrl = Annotated[
     str | None,
     typer.Option(help="postgresql+asyncpg://...; without it SQLite in the state folder."),
+]
+
+
+DEFAULT_DOOR = "127.0.0.1:9464"
+Door = Annotated[
+    str,
+    typer.Option("--at", envvar="STRONGROOM_METRICS", help="What the sidecar's --metrics says."),
 ]
 
 
@@ -87,6 +95,14 @@ def sidecar(
     join_token_file: Annotated[
         Path | None, typer.Option(help="One-time join token, for the first start.")
     ] = None,
+    metrics: Annotated[
+        str | None,
+        typer.Option(help="Metrics and status on 127.0.0.1:PORT or unix:/PATH; else nowhere."),
+    ] = None,
+    operator_token_file: Annotated[
+        Path | None,
+        typer.Option(help="Token for clearing breakers; the file is made on first use."),
+    ] = None,
 ) -> None:
     """Run the sidecar beside the engines of this node.
 
@@ -105,6 +121,8 @@ def sidecar(
         join = None
         if join_token_file is not None and join_token_file.exists():
             join = read_token(join_token_file)
+        if operator_token_file is not None:
+            processes.operator_token(operator_token_file)
         settings = processes.sidecar_settings(
             state_directory=state,
             service_url=service,
@@ -114,6 +132,8 @@ def sidecar(
             nvme_bytes=nvme_bytes,
             host_bytes=host_bytes,
             join_token=join,
+            metrics_listen=metrics,
+            operator_token_file=operator_token_file,
         )
         processes.run_sidecar(settings, console)
 
@@ -187,6 +207,39 @@ def ready(url: Url = DEFAULT_URL) -> None:
         console.print(answer.text, highlight=False)
         raise typer.Exit(7)
     console.print("ready")
+
+
+@app.command()
+def status(
+    at: Door = DEFAULT_DOOR,
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """Show a sidecar: tiers, pressure, engines, breakers, and which action is in force."""
+    from cli import status as sidecars  # noqa: PLC0415
+
+    with told_errors(), sidecars.door(at) as client:
+        found = sidecars.state(client)
+        if as_json:
+            console.print_json(data=found)
+        else:
+            sidecars.show(found, console)
+
+
+@app.command()
+def clear(
+    breaker: Annotated[str, typer.Argument(help="Its name, as `strongroom status` shows it.")],
+    operator_token_file: Annotated[
+        Path, typer.Option(help="The file that the sidecar's --operator-token-file names.")
+    ],
+    at: Door = DEFAULT_DOOR,
+) -> None:
+    """Clear a breaker that has tripped, once you have looked into its evidence."""
+    from cli import status as sidecars  # noqa: PLC0415
+
+    with told_errors(), sidecars.door(at) as client:
+        sidecars.clear(client, breaker, operator_token_file)
+        console.print(f"{breaker} is armed again", highlight=False)
 
 
 @app.command()

@@ -104,6 +104,12 @@ def engine_token(folder: Path, engine: str) -> Path:
     return path
 
 
+def operator_token(path: Path) -> None:
+    """An operator's token for one sidecar, made on first use."""
+    if not path.exists():
+        write_private(path, secrets.token_hex(32))
+
+
 def service_settings(
     state: Path, host: str, port: int, database_url: str | None
 ) -> ServiceSettings:

@@ -1,0 +1,93 @@
+"""`strongroom status` and `clear` against a running sidecar's door."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from cli.main import app
+from sidecar.breaker import Condition
+from sidecar.stance import Action
+from strongroom.wire.frames import Report
+from tests.sidecar.harness import World, harness
+
+TOKEN = "an-operator-of-this-node"
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables as on a wide terminal."""
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr("cli.main.console._width", 200)
+
+
+async def run(*arguments: str) -> Result:
+    """In a thread: the sidecar runs on this one."""
+    return await asyncio.to_thread(lambda: CliRunner().invoke(app, list(arguments)))
+
+
+def door(directory: Path) -> str:
+    return f"unix:{directory / 'm' / 's'}"
+
+
+def token(directory: Path, text: str = TOKEN) -> str:
+    path = directory / "operator.token"
+    path.touch(mode=0o600)
+    path.write_text(text)
+    return str(path)
+
+
+async def prepared(world: World) -> None:
+    """An engine with a stored prompt that is short of pages, and a tripped breaker."""
+    engine = await world.engine()
+    granted = world.control.grant(world.tenant, range(1000, 1300))
+    await engine.compute_and_save("saved", granted)
+    world.sidecar.watch.reported("engine-a", Report(1000, 345, 2, 1, 0, 0, 0, 0))
+    world.sidecar.watch.breakers.note(Condition.CHECKSUM, 3, 3)
+
+
+async def test_status_shows_tiers_engines_breakers_and_what_is_in_force(tmp_path: Path) -> None:
+    async with harness(tmp_path, metrics_listen=door(tmp_path), watch_interval_s=3600) as world:
+        in_order = await run("status", "--at", door(tmp_path))
+        assert in_order.exit_code == 0, in_order.stderr
+        assert "everything is in order" in in_order.output
+        assert "tripped" not in in_order.output
+        await prepared(world)
+        shown = await run("status", "--at", door(tmp_path))
+        assert "engine_only" in shown.output
+        for line in (("host", "5", "8.0 MiB"), ("engine-a", "345", "1000", "engine_only"),
+                     ("checksum_mismatch", "tripped"), ("thrash", "armed"),
+                     ("crypto", "1024", "normal")):  # fmt: skip
+            assert any(all(word in row for word in line) for row in shown.output.splitlines())
+        as_json = await run("status", "--at", door(tmp_path), "--json")
+        assert json.loads(as_json.output)["action"] == "engine_only"
+
+
+async def test_clear_needs_the_token_and_arms_the_breaker(tmp_path: Path) -> None:
+    path = token(tmp_path)
+    settings = {"metrics_listen": door(tmp_path), "operator_token_file": path}
+    async with harness(tmp_path, watch_interval_s=3600, **settings) as world:  # type: ignore[arg-type]
+        breakers = world.sidecar.watch.breakers
+        breakers.note(Condition.CROSS_TENANT, 1, 1)
+        (tmp_path / "wrong").mkdir()
+        wrong = token(tmp_path / "wrong", "somebody-elses-token")
+        arguments = ("clear", "cross_tenant_hit", "--at", door(tmp_path), "--operator-token-file")
+        refused = await run(*arguments, wrong)
+        assert refused.exit_code == 3
+        assert breakers.action is Action.REFUSE
+        assert (await run(*arguments, path)).exit_code == 0
+        assert breakers.action.value == "none"
+        assert (await run(*arguments, path)).exit_code == 5
+        missing = await run("clear", "nothing", "--at", door(tmp_path), *arguments[-1:], path)
+        assert missing.exit_code == 4
+
+
+@pytest.mark.parametrize("at", ["127.0.0.1:1", "unix:/nowhere/at/all"])
+async def test_nobody_there_says_how_to_start_one(at: str) -> None:
+    result = await run("status", "--at", at)
+    assert result.exit_code == 7
+    assert "--metrics" in result.stderr
