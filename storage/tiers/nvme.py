@@ -349,18 +349,20 @@ class NvmeTier:
     async def _bury(self, region: Region) -> int:
         if region.busy or not self._devices.in_service(region):
             return 0  # somebody may still be reading one of these very records
+        step: list[tuple[int, int]] = []
         try:
             if not region.live and region is not self._writer.region:
                 done = len(region.dead)
                 await self._writer.renew(region)
                 return done
-            # Taken off first: what comes back after a failure is a candidate, no more.
             step = [region.dead.pop() for _ in range(min(_BURY_STEP, len(region.dead)))]
             files = self._devices.files_of(region)
             await self._devices.run(region, partial(_overwrite, files, region, step), always=True)
         except (Unavailable, Overloaded):
-            _log.warning("dropped records' headers could not be overwritten")
-            region.dead.clear()
+            _log.warning("dropped records' headers are not overwritten yet")
+            # For the next call. What comes back if there is none is a candidate, no more.
+            for offset, nbytes in step:
+                region.dead.add(offset, nbytes)
             return 0
         self._budget.spend(len(step) * HEADER_BYTES)
         return len(step)
