@@ -4,6 +4,8 @@ Rules:
 - Nothing is visible before `publish`, which checks fence and retired set with no `await` in
   between. A save that fails, or is cancelled, gives its room back.
 - Of several savers of one block, the first one stores it.
+- A block that NVMe refused, or had no room for, is offered to it again as its uses double: a
+  disk that fails is not tried at every use.
 - Backpressure: a save waits, a bounded time, until the way to NVMe would take its block, and
   for host room where blocks on that way stand in it. After that the block is in host memory
   only, or there is no room and the engine is told so by `Overloaded`.
@@ -106,6 +108,17 @@ class Saving:
         if self._offload is not None:
             self._offload.offer(resident, retention, uses)
         return Saved(stored=True, bytes=context.plaintext_bytes)
+
+    def used(self, address: BlockAddress) -> None:
+        """A block was loaded: where host memory alone has it, NVMe may think better of it now."""
+        host, nvme = self._residency.host, self._residency.nvme
+        if self._offload is None or nvme is None or address in nvme:
+            return
+        resident = host.resident(address)
+        if resident is not None and resident.namespace not in self._residency.retired:
+            uses = self._frequency.count(address.pack())
+            if uses & (uses - 1) == 0:
+                self._offload.offer(resident, host.retention_of(address), uses)
 
     def statistics(self) -> SavingStatistics:
         """A frozen snapshot."""

@@ -167,7 +167,9 @@ class BlockStore:
         `Fenced` or `Overloaded`; then staging is wiped. When cancelled, staging is wiped too,
         once no thread writes to it any more.
         """
-        return await self._opening.load(context, keys, staging, fence, opened)
+        loaded = await self._opening.load(context, keys, staging, fence, opened)
+        self._saving.used(context.address)
+        return loaded
 
     def onboard(self, addresses: Sequence[BlockAddress], fence: Fence) -> Onboarding:
         """Bring blocks of one chain from NVMe into host memory, reading ahead; see `Onboarding`."""

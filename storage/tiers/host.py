@@ -107,6 +107,10 @@ class HostTier:
     def touch(self, address: BlockAddress) -> None:
         self._index.touch(address)
 
+    def retention_of(self, address: BlockAddress) -> Retention:
+        """How a resident block is kept; the default when it is not here."""
+        return self._index.retention_of(address)
+
     # The states of a block that is written in place
 
     def reserve(

@@ -416,6 +416,7 @@ async def test_a_save_waits_for_the_queue_and_then_does_without(folder: Path) ->
         candidate = Candidate(context(2).address, component(1), 10, Retention(), 1)
         assert not await it.pipeline.room(candidate)
         it.judge.let_go()
+        await it.verify_at_rest()
         assert await it.pipeline.room(candidate)
 
 

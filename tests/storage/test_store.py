@@ -8,7 +8,7 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,9 @@ from storage.fence import Fence, Fenced
 from storage.header import record_bytes
 from storage.memory import wipe
 from storage.opening import Loaded
+from storage.retention import Retention
 from storage.saving import Saved
+from storage.stages import Unwanted, Wanted
 from storage.staging import Staging
 from storage.store import BlockStore
 from storage.tiers.protocol import TierName, TierStatistics
@@ -28,6 +30,7 @@ from storage.tiers.regions import Region, RegionFiles
 from strongroom.derivation import NamespaceKeys
 from strongroom.errors import Corrupt, Missing, Misuse, Overloaded, QuotaExceeded
 from strongroom.identity import NamespaceId
+from tests.storage.offload_rig import Judge
 from tests.storage.support import (
     CANARY,
     KEYS,
@@ -156,6 +159,36 @@ async def test_a_block_is_the_same_ciphertext_in_both_tiers(folder: Path) -> Non
         async with store._host.hold(address) as host, store._nvme.hold(address) as disk:
             assert host[:3968] == disk[:3968]
             assert host[4096:] == disk[4096:]
+
+
+async def test_a_block_that_nvme_refused_is_offered_again_when_it_is_used(folder: Path) -> None:
+    judge = Judge()
+    judge.answer = Unwanted("seen once")
+    async with open_store(settings(folder), policy=judge) as store:
+        await store.save(context(), KEYS, plaintext(context()), Fence(), Retention(60))
+        await store.flush()
+        assert tier(store, "nvme").blocks == 0
+        judge.answer = Wanted()
+        await load(store, context())
+        await store.flush()
+        assert tier(store, "nvme").blocks == 1
+        await load(store, context())
+        await store.flush()
+        assert [asked.uses for asked in judge.asked] == [1, 2]
+        assert [asked.retention for asked in judge.asked] == [Retention(60)] * 2
+
+
+async def test_a_block_that_nvme_goes_on_refusing_is_offered_as_its_uses_double(
+    folder: Path,
+) -> None:
+    judge = Judge()
+    judge.answer = Unwanted("never")
+    async with open_store(settings(folder), policy=judge) as store:
+        await save(store, context())
+        for _ in range(9):
+            await load(store, context())
+            await store.flush()
+        assert [asked.uses for asked in judge.asked] == [1, 2, 4, 8]
 
 
 async def test_match_prefix_stops_at_the_first_miss(folder: Path) -> None:
@@ -303,7 +336,7 @@ async def test_a_full_disk_leaves_blocks_in_host_memory_and_says_so(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Full(RegionFiles):
-        def write(self, region: Region, offset: int, data: list[memoryview]) -> None:
+        def write(self, region: Region, offset: int, data: Sequence[memoryview]) -> None:
             if offset:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             super().write(region, offset, data)
@@ -312,9 +345,9 @@ async def test_a_full_disk_leaves_blocks_in_host_memory_and_says_so(
         async with open_store(settings(folder), make_files=Full) as store:
             await save(store, context())
             await store.flush()
-            assert (await load(store, context())).tier is TierName.HOST
             statistics = store.statistics()
             assert (statistics.write_behind_failed, statistics.write_behind_pending) == (1, 0)
+            assert (await load(store, context())).tier is TierName.HOST
     assert "stays in host memory" in caplog.text
 
 
