@@ -16,7 +16,7 @@ The order, from the outside in:
   ARC's ghost lists are a table of two bytes a block here.
 - **Leaves only.** A child without its parent can never match. A parent that is met is parked
   outside its queue and comes back to the cold end when its last child has gone.
-- Never a block that somebody holds.
+- Never one that is spared: that somebody holds, or that the caller cannot let go now.
 
 A use is a few array writes. A victim costs O(1) amortised in blocks (each
 step past a block is paid for by its use, its storing or its child), O(queues) of one tenant, and
@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import array
 import heapq
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
@@ -130,19 +131,17 @@ class _Tenant:
 
 
 class Eviction:
-    """Uses and order of the blocks of one tier. `is_held(slot)` says what may not leave now."""
+    """Uses and order of the blocks of one tier."""
 
     def __init__(
         self,
         clock: Clock,
         shares: Shares | None,
         settings: EvictionSettings,
-        is_held: Callable[[int], bool],
     ) -> None:
         self._clock = clock
         self._shares = shares
         self._settings = settings
-        self._is_held = is_held
         self._ageing_ticks = max(1, int(settings.ageing_s * 1e9) >> _TICK_BITS)
         self._ghosts = Ghosts()
         self._state = bytearray()
@@ -269,21 +268,20 @@ class Eviction:
 
     def victims(
         self,
+        spared: Callable[[int], bool],
         tenant: ComponentId | None = None,
-        *,
         writer: ComponentId | None = None,
-        keep: int = NONE,
     ) -> Iterator[int]:
-        """Slots of blocks that may leave, in order.
+        """Slots of blocks that may leave, in order; never one for which `spared(slot)`.
 
         `tenant` looks at that one's blocks alone; `writer` is for whom room is made, and pays
-        with its own blocks also below its guarantee; `keep` is never given. The caller removes
-        a block before it asks for the next one, or leaves it: then it is not given again.
+        with its own blocks also below its guarantee. What was given counts as given up,
+        whether the caller removes it at once or later, and is not given again.
         """
         self._lapse()
         aside: list[int] = []
         try:
-            for slot in self._in_order(tenant, writer, keep, aside):
+            for slot in self._in_order(spared, tenant, writer, aside):
                 stamp = self.stamp(slot)
                 yield slot
                 if self.is_stamped(slot, stamp) and self._linked[slot]:
@@ -296,9 +294,9 @@ class Eviction:
 
     def _in_order(
         self,
+        spared: Callable[[int], bool],
         tenant: ComponentId | None,
         writer: ComponentId | None,
-        keep: int,
         aside: list[int],
     ) -> Iterator[int]:
         if tenant is not None:
@@ -307,19 +305,20 @@ class Eviction:
         else:
             choices = list(self._tenants.values())
         if tenant is not None or self._shares is None:
-            while (slot := self._coldest(choices, keep, aside)) != NONE:
+            while (slot := self._coldest(choices, spared, aside)) != NONE:
                 yield slot
             return
-        yield from self._by_excess(self._shares, choices, writer, keep, aside)
+        yield from self._by_excess(self._shares, choices, spared, writer, aside)
 
     def _by_excess(
         self,
         shares: Shares,
         choices: list[_Tenant],
+        spared: Callable[[int], bool],
         writer: ComponentId | None,
-        keep: int,
         aside: list[int],
     ) -> Iterator[int]:
+        given_up: Counter[ComponentId] = Counter()
         # In a tie the writer pays: then two tenants in balance stay in balance.
         payers = [
             (-shares.excess(one.name), one.name != writer, number)
@@ -329,23 +328,27 @@ class Eviction:
         while payers:
             _, others, number = payers[0]
             one = choices[number]
-            present = (-shares.excess(one.name), others, number)
+            present = (-shares.excess(one.name, given_up[one.name]), others, number)
             if present > payers[0]:
                 heapq.heapreplace(payers, present)
                 continue
+            least = 0.0 if writer is None else max(0.0, shares.excess(writer, given_up[writer]))
             slot = NONE
-            if not others or self._pays(shares, one, writer):
-                slot = self._coldest([one], keep, aside)
-            if slot == NONE or (others and not shares.may_lose(one.name, self._nbytes[slot])):
+            if not others or -present[0] > least:
+                slot = self._coldest([one], spared, aside)
+            if slot == NONE or (
+                others and not shares.may_lose(one.name, self._nbytes[slot] + given_up[one.name])
+            ):
                 heapq.heappop(payers)
                 continue
+            stamp, nbytes = self.stamp(slot), self._nbytes[slot]
             yield slot
+            if self.is_stamped(slot, stamp):
+                given_up[one.name] += nbytes
 
-    def _pays(self, shares: Shares, one: _Tenant, writer: ComponentId | None) -> bool:
-        excess = shares.excess(one.name)
-        return excess > 0 and (writer is None or excess > shares.excess(writer))
-
-    def _coldest(self, choices: list[_Tenant], keep: int, aside: list[int]) -> int:
+    def _coldest(
+        self, choices: list[_Tenant], spared: Callable[[int], bool], aside: list[int]
+    ) -> int:
         """The block that leaves first among these tenants' blocks."""
         best, best_slot = (0, 0, 0), NONE
         now = self._now()
@@ -357,7 +360,7 @@ class Eviction:
                 for queue in tenant.queues.values():
                     if only_high and queue.level <= PRIORITY_DEFAULT:
                         continue
-                    slot = self._cold_end(queue, keep, aside)
+                    slot = self._cold_end(queue, spared, aside)
                     if slot == NONE:
                         continue
                     found = True
@@ -374,22 +377,22 @@ class Eviction:
         idle = max(0, now - self._used_at[slot])
         return max(PRIORITY_DEFAULT, level - idle // self._ageing_ticks)
 
-    def _cold_end(self, queue: _Queue, keep: int, aside: list[int]) -> int:
+    def _cold_end(self, queue: _Queue, spared: Callable[[int], bool], aside: list[int]) -> int:
         """The block of a queue that leaves first; it stays where it is."""
-        fresh = self._leaf(queue.fresh, keep, aside)
-        proven = self._leaf(queue.proven, keep, aside)
+        fresh = self._leaf(queue.fresh, spared, aside)
+        proven = self._leaf(queue.proven, spared, aside)
         if NONE in {fresh, proven}:
             return max(fresh, proven)
         if self._age(fresh) > self._age(proven):
             return fresh
         return fresh if queue.fresh.nbytes >= queue.fresh_share * queue.nbytes else proven
 
-    def _leaf(self, chain: _Chain, keep: int, aside: list[int]) -> int:
+    def _leaf(self, chain: _Chain, spared: Callable[[int], bool], aside: list[int]) -> int:
         """The coldest block of a chain that may leave."""
         while (slot := chain.head) != NONE:
             if self._children[slot]:
                 self._unlink(chain, slot)  # parked
-            elif slot == keep or self._is_held(slot):
+            elif spared(slot):
                 self._set_aside(slot, aside)
             else:
                 break

@@ -11,7 +11,7 @@ outlives its children: a child without its parent can never match, so victims ar
 from __future__ import annotations
 
 import array
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -48,7 +48,7 @@ class Index:
         settings: EvictionSettings = _DEFAULTS,
     ) -> None:
         self._clock = clock
-        self._eviction = Eviction(clock, shares, settings, self._is_held)
+        self._eviction = Eviction(clock, shares, settings)
         self._slots: dict[bytes, int] = {}
         self._packed = bytearray()
         """The address of each slot."""
@@ -146,15 +146,23 @@ class Index:
         *,
         writer: ComponentId | None = None,
         keep: BlockAddress | None = None,
+        may_leave: Callable[[BlockAddress], bool] | None = None,
     ) -> Iterator[BlockAddress]:
         """Blocks that may be evicted, in the order of `storage.eviction`, leaves only, none pinned.
 
         `writer` is the tenant for whom room is made. `keep` is the parent of what room is made
-        for: a leaf now, and needed in a moment. One iteration serves for any number of victims;
-        a block that the caller does not remove is not given again in it.
+        for: a leaf now, and needed in a moment. `may_leave` is the caller's own word. One
+        iteration serves for any number of victims; what it gave counts as given up in it, also
+        where the caller removes it later, and is not given again.
         """
         kept = NONE if keep is None else self._slots.get(keep.pack(), NONE)
-        for slot in self._eviction.victims(tenant, writer=writer, keep=kept):
+
+        def spared(slot: int) -> bool:
+            if slot == kept or self._is_held(slot):
+                return True
+            return may_leave is not None and not may_leave(self._address(slot))
+
+        for slot in self._eviction.victims(spared, tenant, writer):
             yield self._address(slot)
 
     def pin(self, resident: WeakReference | Resident, deadline_ns: int) -> Pin | None:

@@ -148,9 +148,12 @@ class Shares:
 
     # Who pays
 
-    def excess(self, tenant: ComponentId) -> float:
-        """How far above its share a tenant is: the highest pays first, one at 0 or below never."""
-        used = self._used.get(tenant, 0)
+    def excess(self, tenant: ComponentId, given_up: int = 0) -> float:
+        """How far above its share a tenant is: the highest pays first, one at 0 or below never.
+
+        `given_up` bytes of what it has are spoken for already.
+        """
+        used = self._used.get(tenant, 0) - given_up
         above = (used - self.guaranteed(tenant)) / self.weight(tenant)
         cap = self.cap(tenant)
         return above if cap is None or used <= cap else above + _ABOVE_CAP

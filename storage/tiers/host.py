@@ -269,10 +269,14 @@ class HostTier:
         before = self._shares.used_by(tenant)
         if cap is not None and nbytes <= cap < before + nbytes:
             floor = max(cap - nbytes, before - 2 * nbytes)
-            for address in self._index.victims(tenant, keep=keep):
+            victims = self._index.victims(
+                tenant,
+                keep=keep,
+                may_leave=lambda found: self._is_backed(found) and not self._is_dirty(found),
+            )
+            for address in victims:
                 # A block in a reader's hands keeps its room, and so the quota stays charged.
-                if self._is_backed(address) and not self._is_dirty(address):
-                    self.evict(address)
+                self.evict(address)
                 if self._shares.used_by(tenant) <= floor:
                     break
         self._shares.check(tenant, nbytes, given_up=before - self._shares.used_by(tenant))
@@ -283,11 +287,14 @@ class HostTier:
         offset = self._room.take(nbytes)
         if offset is not None:
             return offset
-        for address in self._index.victims(writer=tenant, keep=keep):
-            if not self._is_dirty(address) and self.evict(address):
-                offset = self._room.take(nbytes)
-                if offset is not None:
-                    break
+        victims = self._index.victims(
+            writer=tenant, keep=keep, may_leave=lambda found: not self._is_dirty(found)
+        )
+        for address in victims:
+            self.evict(address)
+            offset = self._room.take(nbytes)
+            if offset is not None:
+                break
         return offset
 
     def _bytes(self, place: Place) -> memoryview:

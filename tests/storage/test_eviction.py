@@ -455,25 +455,37 @@ class AgainstAModel(RuleBasedStateMachine):
         writer=st.none() | st.sampled_from(TENANTS),
         keep=st.none() | NUMBERS,
         count=st.integers(1, 30),
-        spared=st.sets(NUMBERS),
+        left=st.sets(NUMBERS),
+        unwilling=st.sets(NUMBERS),
     )
-    def make_room(self, writer: int | None, keep: int | None, count: int, spared: set[int]) -> None:
-        """Evict up to `count`, but for those that the caller spares; each must be a right one."""
+    def make_room(
+        self,
+        writer: int | None,
+        keep: int | None,
+        count: int,
+        left: set[int],
+        unwilling: set[int],
+    ) -> None:
+        """Evict up to `count`, but for those left for later; each must be a right one."""
         who = None if writer is None else component(writer)
         kept = None if keep is None else context(keep).address
-        passed: set[int] = set() if keep is None else {keep}
-        for address in self.tier.index.victims(writer=who, keep=kept):
-            number = int.from_bytes(address.block, "big")
-            self._check_choice(number, writer, passed)
-            if number in spared:
-                passed.add(number)
+        spared = unwilling if keep is None else unwilling | {keep}
+        given: set[int] = set()
+        victims = self.tier.index.victims(
+            writer=who, keep=kept, may_leave=lambda found: _number(found) not in unwilling
+        )
+        for address in victims:
+            number = _number(address)
+            self._check_choice(number, writer, spared, given)
+            if number in left:
+                given.add(number)
             else:
                 self.tier.index.remove(address)
                 self._forget(number)
                 count -= 1
                 if not count:
                     return
-        assert self._choices(writer, passed) == set(), "it ended early"
+        assert self._choices(writer, spared, given) == set(), "it ended early"
 
     @invariant()
     def what_is_here_is_what_was_put_here(self) -> None:
@@ -486,8 +498,10 @@ class AgainstAModel(RuleBasedStateMachine):
         assert index.pinned == len(pinned)
         assert index.pinned_bytes == SIZE * len(pinned)
 
-    def _check_choice(self, number: int, writer: int | None, passed: set[int]) -> None:
-        choices = self._choices(writer, passed)
+    def _check_choice(
+        self, number: int, writer: int | None, spared: set[int], given: set[int]
+    ) -> None:
+        choices = self._choices(writer, spared, given)
         assert number in choices
         mine = self.blocks[number]
         others: dict[int, list[float]] = {}
@@ -498,22 +512,30 @@ class AgainstAModel(RuleBasedStateMachine):
         for priorities in others.values():
             assert self._aged(number) <= max(priorities) + rounding
 
-    def _choices(self, writer: int | None, passed: set[int]) -> set[int]:
-        """Who may be the next, by the tenants' shares."""
+    def _choices(self, writer: int | None, spared: set[int], given: set[int]) -> set[int]:
+        """Who may be the next, by the tenants' shares. What was given is given up."""
         parents = {block.parent for block in self.blocks.values()}
         leaves = {
             number
             for number in self.blocks
-            if number not in parents | passed and not self._pinned(number)
+            if number not in parents | spared | given and not self._pinned(number)
         }
         if not self.shared:
             return leaves
-        excess = {tenant: self.shares.excess(component(tenant)) for tenant in TENANTS}
+        given_up = {
+            tenant: SIZE * sum(self.blocks[number].tenant == tenant for number in given)
+            for tenant in TENANTS
+        }
+        left = {tenant: self.shares.used_by(component(tenant)) for tenant in TENANTS}
+        left = {tenant: left[tenant] - given_up[tenant] for tenant in TENANTS}
+        excess = {
+            tenant: (left[tenant] - GUARANTEED[tenant]) / WEIGHTS[tenant] for tenant in TENANTS
+        }
         payers = {
             tenant
             for tenant in TENANTS
             if any(self.blocks[number].tenant == tenant for number in leaves)
-            and (tenant == writer or self._pays(tenant, writer, excess))
+            and (tenant == writer or self._pays(tenant, writer, left, excess))
         }
         if not payers:
             return set()
@@ -523,11 +545,12 @@ class AgainstAModel(RuleBasedStateMachine):
             first = {writer}
         return {number for number in leaves if self.blocks[number].tenant in first}
 
-    def _pays(self, tenant: int, writer: int | None, excess: dict[int, float]) -> bool:
-        left = self.shares.used_by(component(tenant)) - SIZE
+    def _pays(
+        self, tenant: int, writer: int | None, left: dict[int, int], excess: dict[int, float]
+    ) -> bool:
         return (
             excess[tenant] > 0
-            and left >= GUARANTEED[tenant]
+            and left[tenant] - SIZE >= GUARANTEED[tenant]
             and (writer is None or excess[tenant] > excess[writer])
         )
 

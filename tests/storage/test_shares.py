@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from storage.block import BlockAddress
 from storage.compose import StoreSettings, open_store
 from storage.fence import Fence
 from storage.retention import Retention
@@ -70,6 +71,9 @@ class Arena:
             for number, owner in self.owner.items()
             if owner == tenant and context(number).address in self.tier
         ]
+
+    def addresses(self, tenant: ComponentId) -> set[BlockAddress]:
+        return {context(number).address for number in self.numbers(tenant)}
 
     def blocks(self, tenant: ComponentId) -> int:
         return len(self.numbers(tenant))
@@ -211,6 +215,17 @@ def test_a_guarantee_is_not_cut_by_the_block_that_reaches_beyond_it() -> None:
     arena.dirty.clear()
     arena.save(component(4))
     assert arena.blocks(THIRD) == 1
+
+
+def test_victims_that_are_taken_together_stay_outside_the_guarantee_too() -> None:
+    """A caller may look at several before it removes the first, as the NVMe tier does."""
+    arena = Arena(quiet=Share(8 * RECORD))
+    arena.save(QUIET, 12)
+    arena.save(FLOOD, 10)
+    together = list(arena.tier._index.victims(writer=THIRD))
+    assert sum(address in arena.addresses(QUIET) for address in together) == 4
+    assert sum(address in arena.addresses(FLOOD) for address in together) == 10
+    assert all(address in arena.addresses(FLOOD) for address in together[:6])
 
 
 def test_a_tenant_replaces_its_own_blocks_also_below_its_guarantee() -> None:
