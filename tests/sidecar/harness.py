@@ -348,6 +348,7 @@ async def harness(
         "region_bytes": MIB,
         "crypto_threads": 1,
         "ship_interval_s": 0.01,
+        "prefetch_read_s": 3600.0,
     }
     settings = load_settings({}, **(fields | overrides))
     async with running(settings, clocks=clocks, transport=control) as sidecar:
