@@ -286,7 +286,11 @@ class LoadTransfer:
         self._depot.prefetcher.was_read(context.address, tier)
         self._depot.used(context.address)
         # From here to the frame nothing waits: what was invalidated before is seen here.
-        deadline_ns = self._checked(loaded.tenant, loaded.namespace)
+        try:
+            deadline_ns = self._checked(loaded.tenant, loaded.namespace)
+        except StrongroomError:
+            self._slots.blank(slot)
+            raise
         self._bytes += loaded.bytes
         if self._tier != TierName.NVME:
             self._tier = tier.value

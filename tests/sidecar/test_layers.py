@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 import pytest
 
 from sidecar.load import block_context
+from sidecar.request import Request
 from storage import crypto
 from storage.block import BlockContext
 from storage.envelope import Opener
@@ -173,30 +174,67 @@ async def test_after_a_fence_no_layer_is_released_and_what_was_is_taken_back(
     assert not any(staging(wire))
 
 
-async def test_a_layer_that_opens_after_the_fence_is_not_announced(
-    stored: Stored, turns: OneByOne
-) -> None:
-    wire = await start(stored)
+async def under_way(stored: Stored) -> Request:
+    """The load is inside the store, past its first checks."""
     (joined,) = stored.world.sidecar.sessions
     async with asyncio.timeout(20):
-        while not joined.workers[0]._loads.get(1) or not joined.workers[0]._loads[1]._busy:  # type: ignore[union-attr]
+        while (load := joined.workers[0]._loads.get(1)) is None or not load._busy:
             await asyncio.sleep(0)
-    await applied(stored.world, by_subject(stored.world))
-    turns.let(2)
-    await wire.expect(LoadFailed)
+    request = joined.requests.get("r")
+    assert request is not None
+    return request
+
+
+def by_revocation(world: World, request: Request) -> None:
+    by_subject(world)
+
+
+def by_fence_alone(world: World, request: Request) -> None:
+    request.fence.cut()
+
+
+def by_lease(world: World, request: Request) -> None:
+    world.sidecar.gate.shut("a test")
+
+
+@pytest.mark.parametrize("forbid", [by_revocation, by_fence_alone, by_lease])
+async def test_a_layer_that_opens_when_it_may_not_be_served_is_not_announced(
+    stored: Stored, turns: OneByOne, forbid: Callable[[World, Request], None]
+) -> None:
+    wire = await start(stored)
+    request = await under_way(stored)
+    forbid(stored.world, request)
+    if forbid is by_revocation:
+        async with asyncio.timeout(20):
+            while not request.fence.is_cut:
+                await asyncio.sleep(0)
+    turns.let(1)
+    # The layer is open, and the loop has had its chance to announce it.
+    async with asyncio.timeout(20):
+        while forbid is not by_revocation and layer_content(0) not in staging(wire):
+            await asyncio.sleep(0)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    turns.let(1)
+    assert (await wire.expect(LoadFailed)).start == 0
     assert not any(isinstance(frame, Layers | Part) for frame in wire.unread)
     assert not any(staging(wire))
 
 
-async def test_without_a_serving_lease_no_layer_is_released(
+async def test_what_is_being_opened_and_known_to_nobody_is_zeroed_at_once(
     stored: Stored, turns: OneByOne
 ) -> None:
-    wire = await start(stored)
-    await first_layer(wire, turns)
-    stored.world.sidecar.gate.shut("a test")
+    wire = await start(stored, layers=False)
+    await under_way(stored)
     turns.let(1)
-    assert (await wire.expect(LoadFailed)).start == 0
-    assert not any(isinstance(frame, Part) for frame in wire.unread)
+    async with asyncio.timeout(20):
+        while layer_content(0) not in staging(wire):
+            await asyncio.sleep(0)
+    await applied(stored.world, by_subject(stored.world))
+    assert layer_content(0) not in staging(wire), "while the load still hangs"
+    turns.let(1)
+    await wire.expect(LoadFailed)
+    assert not any(staging(wire))
 
 
 async def test_two_blocks_are_begun_in_order_and_the_first_that_fails_ends_the_load(

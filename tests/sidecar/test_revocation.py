@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -184,6 +186,7 @@ async def test_parts_not_copied_yet_are_zeroed_and_the_load_fails_from_its_start
 ) -> None:
     world, wire = stored.world, stored.engine.workers[0]
     await stored.hits("r", stored.grant())
+    await clean(world)
     wire.send(Load("r", 1, 0, 128))
     first, second = await wire.expect(Part), await wire.expect(Part)
     assert wire.staging is not None
@@ -240,8 +243,23 @@ async def test_what_ended_transfers_left_in_staging_is_wiped_before_a_fence_is_a
             await asyncio.sleep(0)
         assert world.sidecar.statistics().staging_used_bytes == 0
         assert block_content(prompt, 256, 288) in staging[:]
-        await world.control.until_acked("fenced", by_component(world))
+        go_on = threading.Event()
+        async with asyncio.TaskGroup() as tasks:
+            wiping = joined.workers[0].slots._workers
+            tasks.create_task(wiping.run(partial(held, go_on)))
+            seq = by_component(world)
+            await applied(world, seq)
+            for _ in range(200):  # ample time for an acknowledgement that does not wait
+                await asyncio.sleep(0)
+            assert not any(ack.seq >= seq for ack in world.control.acks if ack.state == "fenced")
+            go_on.set()
+        await world.control.until_acked("fenced", seq)
         assert not any(staging[:])
+
+
+def held(go_on: threading.Event) -> None:
+    """A thread that is busy until it is told to go on."""
+    assert go_on.wait(20)
 
 
 async def test_keys_of_a_retired_component_are_dropped_and_others_kept(stored: Stored) -> None:
