@@ -155,6 +155,18 @@ def _queues(snapshot: Snapshot) -> Iterator[Metric]:
     limits = [((name,), float(limit)) for name, _, limit in queues]
     yield _gauge("queue_limit", "Jobs that may run or wait", ("queue",), limits)
     yield _gauge(
+        "queue_tenants",
+        "Tenants that have something waiting for its turn",
+        ("queue",),
+        [((q.name.removeprefix("strongroom-"),), float(q.tenants)) for q in snapshot.gauges.queues],
+    )
+    yield _counter(
+        "queue_refused",
+        "Jobs that found their tenant's part of the queue full",
+        ("queue",),
+        [((q.name.removeprefix("strongroom-"),), float(q.refused)) for q in snapshot.gauges.queues],
+    )
+    yield _gauge(
         "offload_pending_bytes",
         "Bytes in host memory on their way to NVMe",
         (),

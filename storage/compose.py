@@ -20,13 +20,13 @@ from storage.onboard import OnboardSettings
 from storage.residency import Residency
 from storage.shares import Share
 from storage.stages import Policy, WriteAll
-from storage.store import BlockStore
+from storage.store import BlockStore, QueueStatistics
 from storage.tiers.host import HostTier
 from storage.tiers.limits import NvmeLimits
 from storage.tiers.nvme import MakeFiles, NvmeTier
 from storage.tiers.recovery import Progress
 from storage.tiers.regions import RegionFiles
-from storage.workers import crypto_workers, disk_workers
+from storage.workers import Workers, crypto_workers, disk_workers
 from strongroom.clock import Clock, boot_ns
 from strongroom.identity import ComponentId
 from strongroom.limits import PIN_S_DEFAULT
@@ -135,7 +135,11 @@ async def open_store(
         )
         stack.push_async_callback(host.close)
         stack.enter_context(_settling(host))
-        cipher = Cipher(crypto, last_sequence=0 if nvme is None else nvme.last_sequence)
+        cipher = Cipher(
+            crypto,
+            last_sequence=0 if nvme is None else nvme.last_sequence,
+            weight=host.weight,
+        )
         residency = Residency(host, nvme)
         offload = None
         if nvme is not None:
@@ -146,11 +150,35 @@ async def open_store(
             residency,
             cipher,
             offload,
-            (crypto, disk),
+            _queues(cipher, crypto, nvme, disk),
             clock=clock,
             onboard=OnboardSettings(settings.ahead_blocks, settings.ahead_bytes, pin_ns),
         )
         yield await stack.enter_async_context(store)
+
+
+def _queues(
+    cipher: Cipher, crypto: Workers, nvme: NvmeTier | None, disk: Workers
+) -> tuple[Callable[[], QueueStatistics], ...]:
+    """What waits for a turn and what waits for a thread, as one queue each."""
+
+    def opened() -> QueueStatistics:
+        turns = cipher.turns
+        depth = turns.waiting + turns.in_turn
+        return QueueStatistics(
+            crypto.name, depth, turns.waiting_max, turns.tenants_waiting, turns.refused
+        )
+
+    def moved() -> QueueStatistics:
+        if nvme is None:
+            return QueueStatistics(disk.name, disk.depth, disk.queue_max)
+        turns = nvme.turns
+        depth = turns.waiting + disk.depth
+        return QueueStatistics(
+            disk.name, depth, turns.waiting_max, turns.tenants_waiting, turns.refused
+        )
+
+    return opened, moved
 
 
 def _offload_settings(settings: StoreSettings) -> OffloadSettings:

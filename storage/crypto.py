@@ -13,6 +13,7 @@ from typing import Final
 
 from storage.block import BlockContext
 from storage.envelope import Opener, Sealer
+from storage.fair import Fair, FairStatistics, Weight, equal_weights
 from storage.header import HEADER_BYTES, Header, read_header
 from storage.memory import wipe
 from storage.progress import Progress
@@ -33,8 +34,15 @@ _TELLS_MAX: Final = 8
 class Cipher:
     """Seals and opens records. `sequence` numbers sealings from one above what a scan found."""
 
-    def __init__(self, workers: Workers, last_sequence: int = 0) -> None:
+    def __init__(
+        self, workers: Workers, last_sequence: int = 0, weight: Weight = equal_weights
+    ) -> None:
+        """`weight` of a tenant is its part of the threads while others want them too."""
         self._workers = workers
+        # One block more than there are threads: none idles while the next one is let in.
+        self._turns = Fair(
+            workers.name, workers.threads + 1, waiting_max=workers.queue_max, weight=weight
+        )
         self._sequence = itertools.count(last_sequence + 1)
 
     async def seal(
@@ -78,6 +86,11 @@ class Cipher:
             raise
         return header
 
+    @property
+    def turns(self) -> FairStatistics:
+        """Who waits for a turn on the threads."""
+        return self._turns.statistics()
+
     async def wipe(self, view: memoryview) -> None:
         """Zero `view` on a thread; here, when it is small, or cancelled before its turn."""
         if len(view) <= _WIPED_HERE_BYTES_MAX:
@@ -105,7 +118,8 @@ class Cipher:
             parts = 1
         # One step of this iterator is one step of the interpreter: no index is given out twice.
         left = iter(range(count))
-        await self._workers.run(*[lambda: work(left)] * max(parts, 1))
+        async with self._turns.turn(context.tenant, total):
+            await self._workers.run(*[lambda: work(left)] * max(parts, 1))
 
 
 def _follow(context: BlockContext, opened: Callable[[int], None] | None) -> Progress | None:

@@ -72,6 +72,9 @@ class _Flow:
     waiting: OrderedDict[_Waiter, None] = field(default_factory=OrderedDict)
 
 
+Weight = Callable[[ComponentId], float]
+
+
 def equal_weights(_: ComponentId) -> float:
     """Every tenant counts the same."""
     return 1.0
@@ -86,7 +89,7 @@ class Fair:
         slots: int,
         *,
         waiting_max: int,
-        weight: Callable[[ComponentId], float] = equal_weights,
+        weight: Weight = equal_weights,
     ) -> None:
         self.name = name
         self._slots = slots

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -32,7 +32,6 @@ from storage.residency import Residency
 from storage.retention import Retention
 from storage.saving import InTurn, Saved, Saving, at_once
 from storage.tiers.protocol import TierName, TierStatistics
-from storage.workers import Workers
 from strongroom.clock import Clock, boot_ns
 from strongroom.derivation import NamespaceKeys
 from strongroom.errors import Misuse, Overloaded, Unavailable
@@ -48,6 +47,10 @@ class QueueStatistics:
     name: str
     depth: int
     limit: int
+    tenants: int = 0
+    """That have something waiting for its turn."""
+    refused: int = 0
+    """Jobs since start that found their tenant's part of the queue full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +88,13 @@ class BlockStore:
         residency: Residency,
         cipher: Cipher,
         offload: OffloadPipeline | None,
-        workers: Sequence[Workers] = (),
+        queues: Sequence[Callable[[], QueueStatistics]] = (),
         *,
         clock: Clock = boot_ns,
         onboard: OnboardSettings | None = None,
     ) -> None:
-        """`workers` are those whose queues `statistics` shows."""
-        self._workers = tuple(workers)
+        """`queues` are those that `statistics` shows."""
+        self._queues = tuple(queues)
         self._host = residency.host
         self._nvme = residency.nvme
         self._cipher = cipher
@@ -300,7 +303,5 @@ class BlockStore:
             onboard=self._onboard.statistics(),
             offload=None if self._offload is None else self._offload.statistics(),
             retired_namespaces=len(self._residency.retired),
-            queues=tuple(
-                QueueStatistics(pool.name, pool.depth, pool.queue_max) for pool in self._workers
-            ),
+            queues=tuple(queue() for queue in self._queues),
         )

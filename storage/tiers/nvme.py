@@ -25,6 +25,7 @@ from typing import Final, Self
 
 from storage.block import BlockAddress
 from storage.eviction import EvictionSettings
+from storage.fair import FairStatistics
 from storage.header import HEADER_BYTES, Fault, Header, gone_block
 from storage.lifecycle import Admit, Resident
 from storage.memory import aligned
@@ -144,6 +145,11 @@ class NvmeTier:
             devices.close()
             raise
         return tier
+
+    @property
+    def turns(self) -> FairStatistics:
+        """Who waits for a turn to read."""
+        return self._reader.turns
 
     @property
     def last_sequence(self) -> int:

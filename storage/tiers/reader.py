@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from storage.block import BlockAddress
+from storage.fair import Fair, FairStatistics
 from storage.lifecycle import Pin
 from storage.tiers.catalogue import Catalogue
 from storage.tiers.coalesce import Piece, Span, coalesce
@@ -21,7 +22,8 @@ from storage.tiers.flow import in_flight_at_most
 from storage.tiers.limits import NvmeLimits
 from storage.tiers.regions import Region
 from strongroom.clock import Clock
-from strongroom.errors import Corrupt, Missing, StrongroomError, Unavailable
+from strongroom.errors import Corrupt, Missing, Overloaded, StrongroomError, Unavailable
+from strongroom.identity import ComponentId
 
 Done = Callable[[int, StrongroomError | None], None]
 """Called on the loop with the record's number when it is there, or with why it is not."""
@@ -32,6 +34,7 @@ class _Reading:
     """One record on its way."""
 
     region: Region
+    tenant: ComponentId
     pin: Pin | None
     pieces: int = 0
     error: StrongroomError | None = None
@@ -49,11 +52,24 @@ class Reader:
         *,
         pin_ns: int,
     ) -> None:
+        workers = devices.workers
+        self._turns = Fair(
+            f"{workers.name}-reads",
+            workers.threads,
+            waiting_max=workers.queue_max,
+            weight=catalogue.shares.weight,
+        )
+        """One tenant's flood of reads stands before nobody else's."""
         self._catalogue = catalogue
         self._devices = devices
         self._clock = clock
         self._limits = limits
         self._pin_ns = pin_ns
+
+    @property
+    def turns(self) -> FairStatistics:
+        """Who waits for a turn to read."""
+        return self._turns.statistics()
 
     async def read_many(
         self, wanted: Sequence[tuple[BlockAddress, memoryview]], done: Done
@@ -79,7 +95,13 @@ class Reader:
                     readings[span.number].pieces += 1
 
             async def one(piece: Piece) -> None:
-                await self._read(piece, readings)
+                tenant = readings[piece.spans[0].number].tenant
+                try:
+                    async with self._turns.turn(tenant, piece.nbytes):
+                        await self._read(piece, readings)
+                except Overloaded as error:
+                    for span in piece.spans:
+                        readings[span.number].error = error
                 for span in piece.spans:
                     reading = readings[span.number]
                     reading.pieces -= 1
@@ -101,7 +123,7 @@ class Reader:
         pin = self._catalogue.index.pin(row.resident, self._clock() + self._pin_ns)
         region, offset = self._catalogue.where(row.place)
         region.busy += 1
-        readings[number] = _Reading(region, pin)
+        readings[number] = _Reading(region, row.resident.tenant, pin)
         return Span(number, region, offset, (into,))
 
     def _let_go(self, reading: _Reading) -> None:

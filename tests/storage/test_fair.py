@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import threading
 from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from pathlib import Path
 from random import Random  # noqa: TID251 - seeded by the test
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from storage.block import BlockContext
+from storage.crypto import Cipher
 from storage.fair import COST_BYTES_MIN, Fair
+from storage.header import record_bytes
+from storage.memory import aligned
+from storage.tiers.nvme import NvmeTier
+from storage.workers import Workers, crypto_workers, disk_workers
 from strongroom.errors import Overloaded
 from strongroom.identity import ComponentId
+from tests.storage import support
 
 MIB = 1024 * 1024
 
@@ -288,3 +300,83 @@ async def test_nobody_starves_under_an_endless_flood(seed: int, flood: int) -> N
         for who in flooding:
             assert jobs.served[who] - before[who] <= 2 * 4 * MIB
         await jobs.end_all()
+
+
+# On the threads and on the disk
+
+
+async def order_of(
+    group: asyncio.TaskGroup,
+    workers: Workers,
+    jobs: Sequence[tuple[str, Callable[[], Awaitable[object]]]],
+) -> list[str]:
+    """Who ended in which order, when all of them have come while the one thread was held."""
+    held, order = threading.Event(), list[str]()
+    tasks: list[asyncio.Task[None]] = []
+
+    def hold() -> None:
+        held.wait(20)
+
+    holding = group.create_task(workers.run(hold, always=True))
+
+    async def one(name: str, job: Callable[[], Awaitable[object]]) -> None:
+        await job()
+        order.append(name)
+
+    for name, job in jobs:
+        tasks.append(group.create_task(one(name, job)))
+        await asyncio.sleep(0)
+    held.set()
+    await holding
+    await asyncio.wait(tasks)
+    return order
+
+
+@pytest.mark.parametrize("fair", [True, False])
+async def test_a_flood_of_saves_stands_before_nobody_elses_on_the_crypto_threads(
+    monkeypatch: pytest.MonkeyPatch, fair: bool
+) -> None:
+    if not fair:
+        monkeypatch.setattr(Fair, "turn", lambda *_: contextlib.nullcontext())
+    workers = crypto_workers(1, 1000)
+    cipher = Cipher(workers)
+    theirs = support.context(number=1)
+    ours = support.context(number=2, tenant=2)
+
+    async def seal(context: BlockContext) -> None:
+        plain = memoryview(bytearray(context.plaintext_bytes))
+        record = memoryview(bytearray(record_bytes(context.segment_bytes)))
+        await cipher.seal(context, support.KEYS, plain, record)
+
+    async with asyncio.TaskGroup() as group:
+        jobs = [("flood", partial(seal, theirs))] * 40 + [("other", partial(seal, ours))]
+        order = await order_of(group, workers, jobs)
+    workers.close()
+    assert len(order) == 41
+    place = order.index("other")
+    assert place <= 3 if fair else place == 40
+
+
+@pytest.mark.parametrize("fair", [True, False])
+async def test_a_flood_of_reads_stands_before_nobody_elses_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fair: bool
+) -> None:
+    if not fair:
+        monkeypatch.setattr(Fair, "turn", lambda *_: contextlib.nullcontext())
+    workers = disk_workers(1, 1000)
+    nvme = await NvmeTier.open(tmp_path, 8 * MIB, MIB, workers, support.FakeClock(), pin_ns=10**9)
+    theirs, ours = support.context(number=1), support.context(number=2, tenant=2)
+    for number, made in enumerate((theirs, ours)):
+        await nvme.put(*support.sealed(made, sequence=number + 1), lambda: None)
+    nbytes = record_bytes(theirs.segment_bytes)
+
+    async def read(context: BlockContext) -> None:
+        await nvme.read_into(context.address, aligned(nbytes))
+
+    async with asyncio.TaskGroup() as group:
+        jobs = [("flood", partial(read, theirs))] * 40 + [("other", partial(read, ours))]
+        order = await order_of(group, workers, jobs)
+    await nvme.close()
+    workers.close()
+    place = order.index("other")
+    assert place <= 3 if fair else place == 40
