@@ -6,8 +6,8 @@ Rules:
   request's bytes there. Only the engine's answer, a deadline with grace, or the end of the
   connection gives a slot back.
 - A slot that was given back is wiped on a thread within `wipe_after_s`, unless a block was
-  decrypted over it before that; at once by a fence (`wiped`), which is acknowledged only then, and
-  at the end of the connection.
+  decrypted over it before that; without delay if it had been blanked, and by a fence (`wiped`),
+  which is acknowledged only then, and at the end of the connection.
 - What an engine fills is handed out as zeros (`take_zeroed`).
 """
 
@@ -48,6 +48,7 @@ class Slots:
         self._now = now or self._loop.time
         self._room = asyncio.Event()
         self._out: dict[int, StagingSlot] = {}
+        self._blanked: set[int] = set()
         self._wiping: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
@@ -97,6 +98,7 @@ class Slots:
     def blank(self, slot: StagingSlot) -> None:
         """Zero the slot here and now, and keep it: about 0.1 ms a MiB."""
         if self._out.get(slot.offset) == slot:
+            self._blanked.add(slot.offset)
             with self._staging.bytes_of(slot) as view:
                 wipe(view)
 
@@ -106,7 +108,12 @@ class Slots:
             del self._out[slot.offset]
             self._staging.release(slot, self._now())
             self._room.set()
-            self._wipe_later()
+            if slot.offset in self._blanked:
+                # An engine that had not heard yet may have written into it since.
+                self._blanked.discard(slot.offset)
+                self.wipe_soon()
+            else:
+                self._wipe_later()
 
     def wipe_soon(self) -> None:
         """Begin to wipe everything that was given back."""

@@ -202,6 +202,20 @@ async def test_closing_wipes_what_is_out_and_used_also_when_it_is_cancelled(
     engine.close()
 
 
+async def test_a_blanked_slot_that_was_written_again_is_wiped_as_soon_as_it_is_given_back(
+    room: Room,
+) -> None:
+    slot = room.slots.take_zeroed(BLOCK)
+    assert slot is not None
+    room.slots.blank(slot)
+    with room.slots.bytes_of(slot) as view:
+        view[:24] = SECRET
+    room.slots.give_back(slot)
+    assert room.slots.unwiped_bytes == 0, "a thread has it already"
+    await asyncio.gather(*room.slots._wiping)
+    assert not room.holds_secret
+
+
 async def test_a_slot_is_given_back_once_and_blanked_only_while_it_is_out(room: Room) -> None:
     slot = room.slots.take(BLOCK)
     assert slot is not None
@@ -214,4 +228,5 @@ async def test_a_slot_is_given_back_once_and_blanked_only_while_it_is_out(room: 
     assert not room.holds_secret
     room.slots.give_back(slot)
     room.slots.give_back(slot)
-    assert room.slots.unwiped_bytes == BLOCK
+    await room.slots.wiped()
+    assert (room.slots.used_bytes, room.slots.unwiped_bytes) == (0, 0)
