@@ -305,3 +305,70 @@ def test_a_size_class_wastes_at_most_an_eighth(length: int) -> None:
     assert length <= size_class(length) <= max(rounded(length), length * 9 // 8 + 1)
     assert size_class(size_class(length)) == size_class(length)
     assert size_class(length) % 4096 == 0
+
+
+class Naive:
+    """Best fit, the lowest among equals, over a map of every page."""
+
+    def __init__(self, pages: int) -> None:
+        self._free = [True] * pages
+
+    def take(self, pages: int) -> int | None:
+        runs, start = [], 0
+        for at in range(len(self._free) + 1):
+            if at == len(self._free) or not self._free[at]:
+                if at - start >= pages:
+                    runs.append((at - start, start))
+                start = at + 1
+        if not runs:
+            return None
+        _, first = min(runs)
+        self._free[first : first + pages] = [False] * pages
+        return first
+
+    def give_back(self, first: int, pages: int) -> None:
+        self._free[first : first + pages] = [True] * pages
+
+
+@settings(deadline=None)  # the machine is shared
+@given(data=st.data())
+def test_room_is_the_best_fit_and_the_lowest_whatever_was_taken_and_given_back(
+    data: st.DataObject,
+) -> None:
+    room, naive = Extents(48 * 4096), Naive(48)
+    out: dict[int, int] = {}
+    for _ in range(data.draw(st.integers(1, 80))):
+        if bool(out) and data.draw(st.booleans()):
+            first = data.draw(st.sampled_from(sorted(out)))
+            naive.give_back(first, out[first])
+            room.give_back(first * 4096, out.pop(first) * 4096)
+            continue
+        pages = data.draw(st.integers(1, 12))
+        first_page = naive.take(pages)
+        taken = room.take(pages * 4096)
+        assert taken == (None if first_page is None else first_page * 4096)
+        if first_page is not None:
+            out[first_page] = pages
+    assert room.used_bytes == sum(out.values()) * 4096
+
+
+def test_stale_entries_are_bounded_by_what_is_free() -> None:
+    room = Extents(4096 * 1024)
+    for _ in range(2000):
+        first, second = room.take(4096), room.take(8192)
+        assert first is not None
+        assert second is not None
+        room.give_back(first, 4096)
+        room.give_back(second, 8192)
+    entries = sum(len(starts.heap) for starts in room._starts.values())
+    assert entries <= 64
+
+
+def test_what_was_not_taken_so_is_not_taken_back() -> None:
+    room = Extents(64 * 4096)
+    offset = room.take(3 * 4096)
+    assert offset is not None
+    for wrong in ((offset + 4096, 4096), (offset, 4096), (offset + 3 * 4096, 4096)):
+        with pytest.raises(ValueError, match="free already"):
+            room.give_back(*wrong)
+    room.give_back(offset, 3 * 4096)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 
@@ -93,3 +94,58 @@ async def test_a_cancelled_run_ends_when_its_threads_have_however_often_it_is_ca
         go_on.set()
     assert task.cancelled()
     assert ended.is_set()
+
+
+async def test_jobs_of_one_call_wake_the_loop_once(
+    workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = asyncio.get_running_loop()
+    wake, woken = loop.call_soon_threadsafe, []
+
+    def counting(callback: Callable[[], None]) -> object:
+        woken.append(callback)
+        return wake(callback)
+
+    monkeypatch.setattr(loop, "call_soon_threadsafe", counting)
+    ran: list[int] = []
+    await workers.run(*[lambda: ran.append(1)] * 4)
+    monkeypatch.undo()
+    assert len(ran) == 4
+    assert len(woken) == 1
+
+
+async def test_an_idle_thread_keeps_nothing_of_its_last_job(workers: Workers) -> None:
+    buffer = bytearray(4096)
+    view = memoryview(buffer)
+    await workers.run(partial(len, view))  # type: ignore[arg-type]  # what it returns is dropped
+    del view
+    async with asyncio.timeout(10):
+        while True:
+            try:
+                buffer.clear()  # refused while anybody has a view of it
+                break
+            except BufferError:
+                await asyncio.sleep(0)
+
+
+async def test_jobs_that_have_not_begun_are_dropped_by_a_cancellation() -> None:
+    one = Workers("test", 1, queue_max=8)
+    go_on, ran = threading.Event(), []
+    started = threading.Event()
+
+    def job() -> None:
+        started.set()
+        go_on.wait(10)
+        ran.append(1)
+
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(one.run(job, job, job))
+        while not started.is_set():
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.sleep(0)
+        go_on.set()
+    assert task.cancelled()
+    assert ran == [1]
+    assert one.depth == 0
+    one.close()
