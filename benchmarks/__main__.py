@@ -50,6 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = [suite for suite in SUITES if not options.suites or suite.name in options.suites]
     scale = _scale(options)
     out = options.out or (FULL_OUT if scale.name == FULL.name else FULL_OUT / scale.name)
+    if options.markdown:
+        print(_markdown(json.loads((out / FILE).read_text())))
+        return 0
     out.mkdir(parents=True, exist_ok=True)
     rows, left_out = _run(chosen, scale, out, console)
     console.print(_table(rows))
@@ -84,6 +87,11 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         help="folder for results (build/bench; --quick: build/bench/quick, so that quick figures "
         "never pass for full ones)",
+    )
+    parser.add_argument(
+        "--markdown",
+        action="store_true",
+        help="print the rows of the last run as a table for the docs",
     )
     parser.add_argument("--list", action="store_true", help="list the suites and stop")
     return _checked(parser, names)
@@ -166,6 +174,21 @@ def _table(rows: Sequence[Row]) -> Table:
             row.unit,
         )
     return table
+
+
+def _markdown(rows: Sequence[dict[str, object]]) -> str:
+    """Rows of a file as docs/performance.md shows them."""
+    lines = [
+        "| row | bound | value | spread | ours | reference |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        bound = "-" if row["bound"] is None else f"{row['sense']} {row['bound']:g}"
+        lines.append(
+            f"| `{row['name']}` | {bound} | {row['value']:g} | {row['low']:g} to {row['high']:g} "
+            f"| {row['ours']:g} {row['unit']} | {row['reference']:g} {row['unit']} |"
+        )
+    return "\n".join(lines)
 
 
 def _judge(rows: Sequence[Row], left_out: Sequence[str], *, bounds: bool, console: Console) -> int:

@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,6 +20,7 @@ from storage.store import BlockStore
 from storage.tiers.protocol import TierName
 from strongroom.blocks import ROOT_PARENT, BlockId
 from strongroom.derivation import NamespaceKeys, namespace_keys
+from strongroom.errors import Overloaded
 from strongroom.identity import ComponentId, NamespaceId
 
 TENANT: Final = ComponentId("1" * 32)
@@ -126,7 +128,9 @@ class BlockSet:
         async def opener() -> None:
             for number, context in waiting:
                 if onboarding is not None:
-                    await onboarding.ready(number)
+                    # Without host room it is read into a buffer instead, as a load does.
+                    with suppress(Overloaded):
+                        await onboarding.ready(number)
                 await store.load(context, KEYS, self.part(number), fence)
                 if onboarding is not None:
                     onboarding.release(number)

@@ -5,7 +5,9 @@ For each path one flame graph (`profile-PATH.svg`) and the folded stacks behind 
 and outside both, with the places where the rest is spent. `make profile` installs py-spy.
 
 A sample counts where its innermost Python line is: inside AES-GCM when that line calls
-`encrypt_into` or `decrypt_into`, inside I/O when it calls `preadv` or `pwritev` or syncs.
+`encrypt_into` or `decrypt_into`, inside I/O when it calls `preadv` or `pwritev` or syncs. A loop
+that waits for events is not told from one that works by py-spy, so how much of a core the event
+loop took is read from the kernel, and printed beside.
 """
 
 from __future__ import annotations
@@ -15,9 +17,10 @@ import linecache
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -30,7 +33,9 @@ from benchmarks.suite import ROOT
 
 CRYPTO: Final = ("encrypt_into", "decrypt_into")
 IO: Final = ("preadv", "pwritev", "fdatasync", "fsync")
-WAITING: Final = ("queue.get(", ".wait(", ".acquire(", "select.select(")
+WAITING: Final = (
+    "queue.get(", ".wait(", ".acquire(", "select.select(", "run_until_complete("
+)  # fmt: skip
 """Calls of threads that wait for work: py-spy takes some of them for busy."""
 RATE: Final = 250
 
@@ -43,6 +48,8 @@ class Shares:
     crypto: float
     io: float
     rest: Sequence[tuple[str, float]]
+    cores: tuple[float, float] = (0.0, 0.0)
+    """Cores that the event loop's thread and all others took, by the kernel's account."""
 
     @property
     def outside(self) -> float:
@@ -107,13 +114,28 @@ def record(py_spy: Path, what: str, seconds: float, out: Path) -> Shares:
             assert target.stdout is not None
             if target.stdout.readline() != b"ready\n":
                 raise RuntimeError(f"{what} did not come up")
+            before, began = _cpu_s(target.pid), time.monotonic()
             for form, path in (("raw", stacks), ("flamegraph", out / f"profile-{what}.svg")):
                 _attach(py_spy, target.pid, seconds, form, path)
+            after, passed = _cpu_s(target.pid), time.monotonic() - began
         finally:
             assert target.stdin is not None
             target.stdin.close()
             target.wait(60)
-    return shares(stacks.read_text().splitlines())
+    loop, others = (
+        (ended - started) / passed for started, ended in zip(before, after, strict=True)
+    )
+    return replace(shares(stacks.read_text().splitlines()), cores=(loop, others))
+
+
+def _cpu_s(pid: int) -> tuple[float, float]:
+    """CPU seconds of a process's first thread, where the loop runs, and of its others."""
+    spent = {
+        task.name: int((task / "schedstat").read_text().split()[0]) / 1e9
+        for task in Path(f"/proc/{pid}/task").iterdir()
+    }
+    loop = spent.pop(str(pid))
+    return loop, sum(spent.values())
 
 
 def _attach(py_spy: Path, pid: int, seconds: float, form: str, path: Path) -> None:
@@ -159,6 +181,8 @@ def _table(what: str, found: Shares) -> Table:
     table.add_row("AES-GCM", f"{found.crypto:.1%}")
     table.add_row("reads and writes", f"{found.io:.1%}")
     table.add_row("[bold]outside both", f"[bold]{found.outside:.1%}")
+    table.add_row("event loop's thread", f"{found.cores[0]:.2f} cores")
+    table.add_row("all other threads", f"{found.cores[1]:.2f} cores")
     for frame, share in found.rest:
         table.add_row(f"  {frame}", f"{share:.1%}")
     return table

@@ -8,6 +8,7 @@ from __future__ import annotations
 import select
 import sys
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import uvloop
@@ -43,15 +44,19 @@ async def restore(block_set: BlockSet, going: Callable[[], bool], _: Path) -> No
 
 
 async def disk(block_set: BlockSet, going: Callable[[], bool], folder: Path) -> None:
-    """Open the set from the disk, with an empty host tier each time."""
-    settings = disk_settings(FULL, folder)
+    """Open two sets in turn from the disk: the host tier has room for one, so each is read anew."""
+    settings = disk_settings(FULL, folder, 2)
+    sets = (block_set, block_set.moved_to(2))
     async with open_store(settings) as store:
-        await block_set.save(store)
+        for each in sets:
+            await each.save(store)
         await store.flush()
-    ready()
-    while going():
-        async with open_store(settings) as store:
-            await block_set.restore(store)
+    async with open_store(replace(settings, host_bytes=FULL.set_bytes * 5 // 4)) as store:
+        await settled()
+        ready()
+        while going():
+            for each in sets:
+                await each.restore(store)
 
 
 TARGETS: dict[str, Callable[[BlockSet, Callable[[], bool], Path], Awaitable[None]]] = {
