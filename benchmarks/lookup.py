@@ -61,6 +61,10 @@ def _started(folder: Path, blocks: int, settings: dict[str, Any]) -> Iterator[Ta
             "region_bytes": 64 * MIB,
             "crypto_threads": cores(),
             "ship_interval_s": 1.0,
+            # Lookups come faster here than any engine's requests: those that ended are let go
+            # of soon, so that the limit on what one engine has open is not what is measured.
+            "finished_linger_s": 1.0,
+            "prompt_bytes_max": 1024 * MIB,
             **settings,
         },
     }
