@@ -42,8 +42,8 @@ bench: $(APP)/.ready $(ENGINE)/.ready $(MODEL)/.ready $(PEERS)/lmcache/.ready ##
 	$(SAY) "bench: ratios, both sides in one run; about half an hour on an idle machine"
 	$(APP)/bin/python -m benchmarks $(ARGS)
 
-profile: $(APP)/.ready $(TOOLS)/.ready ## Flame graphs of save, restore and lookup into build/bench/, and what is not AES-GCM or I/O
-	$(SAY) "profile: py-spy on this machine's save, restore and lookup"
+profile: $(APP)/.ready $(TOOLS)/.ready ## Flame graphs of save, restore and lookup, and what is not AES-GCM or I/O; writes build/bench/
+	$(SAY) "profile: save, restore, restore from disk and lookup, by py-spy"
 	$(APP)/bin/python -m benchmarks.profile --py-spy $(TOOLS)/bin/py-spy $(ARGS)
 
 peers: $(PEERS)/lmcache/.ready ## Install the peers that the benchmarks compare with, in environments of their own

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.profile`: where the time of save and restore goes, by py-spy.
+"""`python -m benchmarks.profile`: where the time of save, restore and lookup goes, by py-spy.
 
 For each path one flame graph (`profile-PATH.svg`) and the folded stacks behind it
 (`profile-PATH.txt`), and a table: the share of busy time inside AES-GCM, inside reads and writes,
@@ -17,9 +17,11 @@ import linecache
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -27,7 +29,7 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.lookup import environment
+from benchmarks.lookup import Party, environment, sidecar
 from benchmarks.profile_target import TARGETS
 from benchmarks.suite import ROOT
 
@@ -38,6 +40,10 @@ WAITING: Final = (
 )  # fmt: skip
 """Calls of threads that wait for work: py-spy takes some of them for busy."""
 RATE: Final = 250
+LOOKUP: Final = "lookup"
+PATHS: Final = (*TARGETS, LOOKUP)
+RESIDENT: Final = 10_000
+"""Small blocks that are resident while lookups are profiled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,31 +107,56 @@ def record(py_spy: Path, what: str, seconds: float, out: Path) -> Shares:
     """Profile one path, for the picture and for the stacks that are counted."""
     stacks = out / f"profile-{what}.txt"
     with (
-        tempfile.TemporaryDirectory(prefix="profile-", dir=out) as folder,
-        subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.profile_target", what, folder],
-            cwd=ROOT,
-            env=environment(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        ) as target,
+        tempfile.TemporaryDirectory(prefix="profile-", dir=out) as name,
+        (_looking_up if what == LOOKUP else _moving)(what, Path(name)) as pid,
     ):
+        before, began = _cpu_s(pid), time.monotonic()
+        for form, path in (("raw", stacks), ("flamegraph", out / f"profile-{what}.svg")):
+            _attach(py_spy, pid, seconds, form, path)
+        after, passed = _cpu_s(pid), time.monotonic() - began
+    spent = ((after[0] - before[0]) / passed, (after[1] - before[1]) / passed)
+    return replace(shares(stacks.read_text().splitlines()), cores=spent)
+
+
+@contextmanager
+def _moving(what: str, folder: Path) -> Iterator[int]:
+    """A process that saves or restores while the context lasts; its id."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.profile_target", what, str(folder)],
+        cwd=ROOT,
+        env=environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as target:
+        assert target.stdin is not None
+        assert target.stdout is not None
         try:
-            assert target.stdout is not None
             if target.stdout.readline() != b"ready\n":
                 raise RuntimeError(f"{what} did not come up")
-            before, began = _cpu_s(target.pid), time.monotonic()
-            for form, path in (("raw", stacks), ("flamegraph", out / f"profile-{what}.svg")):
-                _attach(py_spy, target.pid, seconds, form, path)
-            after, passed = _cpu_s(target.pid), time.monotonic() - began
+            yield target.pid
         finally:
-            assert target.stdin is not None
             target.stdin.close()
             target.wait(60)
-    loop, others = (
-        (ended - started) / passed for started, ended in zip(before, after, strict=True)
-    )
-    return replace(shares(stacks.read_text().splitlines()), cores=(loop, others))
+
+
+@contextmanager
+def _looking_up(_: str, folder: Path) -> Iterator[int]:
+    """A sidecar that is asked without pause while the context lasts; its id."""
+    with sidecar(folder / "s", RESIDENT) as talk, ExitStack() as stack:
+        party = Party.join(talk, stack)
+        over = threading.Event()
+
+        def ask() -> None:
+            while not over.is_set():
+                party.sample(50)
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        try:
+            yield talk.pid
+        finally:
+            over.set()
+            asking.join()
 
 
 def _cpu_s(pid: int) -> tuple[float, float]:
@@ -155,20 +186,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("paths", nargs="*", help=f"which: {', '.join(TARGETS)} (all)")
+    parser.add_argument("paths", nargs="*", help=f"which: {', '.join(PATHS)} (all)")
     parser.add_argument("--py-spy", type=Path, default=Path("build/tools/bin/py-spy"))
     parser.add_argument("--seconds", type=float, default=8.0, help="of each path (8)")
     parser.add_argument("--out", type=Path, default=Path("build/bench"))
     options = parser.parse_args(arguments)
-    unknown = set(options.paths) - set(TARGETS)
+    unknown = set(options.paths) - set(PATHS)
     if unknown:
-        parser.error(f"no path {', '.join(sorted(unknown))}; there are: {', '.join(TARGETS)}")
+        parser.error(f"no path {', '.join(sorted(unknown))}; there are: {', '.join(PATHS)}")
     console = Console()
     if not options.py_spy.exists():
         console.print(f"[bold red]{options.py_spy} is not there[/]: make profile installs it")
         return 1
     options.out.mkdir(parents=True, exist_ok=True)
-    for what in options.paths or TARGETS:
+    for what in options.paths or PATHS:
         with console.status(f"{what}: {2 * options.seconds:.0f} seconds ..."):
             found = record(options.py_spy, what, options.seconds, options.out.absolute())
         console.print(_table(what, found))
