@@ -47,7 +47,9 @@ class AppraisalSettings:
     decision: DecisionSettings = field(default_factory=DecisionSettings)
     cost: CostSettings = field(default_factory=CostSettings)
     promise_s: float = 30.0
-    shadow_max: float = 4.0
+    shadow_gain: float = 2.0
+    """What others' loss counts beside one's own; above 1 since arrivals come in bursts."""
+    shadow_max: float = 6.0
     """Most that others' loss counts, in seconds for a second."""
     assumed_bytes_s: float = 2e9
     """How fast a tier is taken to be that was never observed; only its queue is judged by it."""
@@ -79,7 +81,9 @@ class Appraiser:
         if not offer.hit:
             decision: Decision = Recompute(Why.NOTHING)
         elif self._settings.enabled:
-            decision = decide(offer, self.prices(engine, offer), lean, self._settings.decision)
+            prices = self.prices(engine, offer)
+            decision = decide(offer, prices, lean, self._settings.decision)
+            self._learn(offer, decision, prices)
         else:
             decision = Restore(offer.hit[-1].end, Why.OFF)
         self._leans[engine] = lean_after(decision, offer, lean, self._settings.decision)
@@ -91,7 +95,6 @@ class Appraiser:
         for block in offer.hit:
             if block.end <= decision.tokens:
                 restores[block.tier] += block.nbytes
-        self._learn(offer, decision)
         self.backlog.promise(engine, request, restores, offer.prompt_tokens - decision.tokens)
         return decision
 
@@ -164,19 +167,24 @@ class Appraiser:
             },
         )
 
-    def _learn(self, offer: Offer, decision: Decision) -> None:
-        """What the offer's blocks on NVMe saved, by the estimates: nothing where not taken."""
+    def _learn(self, offer: Offer, decision: Decision, prices: Prices) -> None:
+        """What the offer's blocks on NVMe spared the engine and those who wait for it, less what
+        bringing them cost those who wait for the disk; nothing where they were not taken.
+        """
         offered = sum(block.nbytes for block in offer.hit if block.tier is TierName.NVME)
-        if not offered or decision.why in {Why.COLD, Why.OFF, Why.PROBE, Why.NOTHING}:
+        token_s = prices.prefill_token_s
+        if not offered or token_s is None or decision.why in {Why.COLD, Why.PROBE}:
             return
         saved = 0.0
-        if decision.tokens:
-            brought = [block for block in offer.hit if block.end <= decision.tokens]
-            total = sum(block.nbytes for block in brought)
-            nvme = sum(block.nbytes for block in brought if block.tier is TierName.NVME)
-            saved = max(0.0, decision.other_s - decision.ours_s) * nvme / total
+        begin = 0
+        for block in offer.hit:
+            if block.tier is TierName.NVME and block.end <= decision.tokens:
+                price = prices.tiers[block.tier]
+                spared_s = (block.end - begin) * token_s * (1.0 + prices.prefill_shadow)
+                saved += spared_s - block.nbytes * price.byte_s * price.shadow
+            begin = block.end
+        newest = max(saved, 0.0) / offered
         earlier = self._saved_byte_s
-        newest = saved / offered
         self._saved_byte_s = (
             newest if earlier is None else earlier + (newest - earlier) * _SAVED_WEIGHT
         )
@@ -204,4 +212,6 @@ class Appraiser:
 
     def _shadow(self, busy: float) -> float:
         most = self._settings.shadow_max
-        return min(busy / (1.0 - busy), most) if busy < 1.0 else most
+        if busy >= 1.0:
+            return most
+        return min(self._settings.shadow_gain * busy / (1.0 - busy), most)

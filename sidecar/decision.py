@@ -10,7 +10,7 @@ that a choice is a number of blocks.
 To that comes what the choice costs others: the time that it takes from a busy engine or a busy
 tier, times what a second there delays those who come next (rho / (1 - rho) of a server that is
 busy for the share rho). Without it each request takes what is best for itself, and a link or an
-engine near its limit is pushed over it.
+engine near its limit is pushed over it. What a request gives up for others is bounded.
 
 Rules:
 - Everything here is pure: prices and queues are handed in as values, nothing waits, nothing is
@@ -151,8 +151,10 @@ class DecisionSettings:
 
     margin: float = 0.1
     side: float = 0.25
+    sacrifice: float = 0.5
+    """What a request may lose for others, as a share of what recomputing would take it."""
     probe_blocks: int = 2
-    cold_wait_s: float = 0.25
+    cold_wait_s: float = 0.1
     """With more than this to be brought first, nothing more is brought blindly."""
 
 
@@ -170,22 +172,21 @@ def decide(
         if any(price.wait_s > settings.cold_wait_s for price in used):
             return Recompute(Why.COLD)
         return Restore(whole, Why.COLD)
-    times = _times(offer, prices, token_s)
+    own, all_in = _times(offer, prices, token_s)
+    bound = min(own) + settings.sacrifice * own[0]
     first = _first_of_restoring(offer, settings)
-    little, much = _best(times, range(first)), _best(times, range(first, len(times)))
+    little = _best(own, all_in, bound, range(first))
+    much = _best(own, all_in, bound, range(first, len(own)))
     margin_s = settings.margin * whole * token_s
-    if lean is Lean.RESTORE:
-        taken = little if times[little] < times[much] - margin_s else much
-    else:
-        taken = much if times[much] < times[little] - margin_s else little
-    better = min(times[little], times[much])
-    why = Why.CHEAPER if times[taken] <= better else Why.HELD
+    taken = _side(all_in, little, much, lean, margin_s)
+    better = min(all_in[each] for each in (little, much) if each is not None)
+    why = Why.CHEAPER if all_in[taken] <= better else Why.HELD
     if not taken:
         taken = _probe(offer, prices, settings)
         if not taken:
-            return Recompute(why, times[0], times[much])
+            return Recompute(why, own[0], min(own[1:]))
         why = Why.PROBE
-    return _bring(offer, taken, why, times[taken], times[0])
+    return _bring(offer, taken, why, own[taken], own[0])
 
 
 def lean_after(
@@ -199,11 +200,24 @@ def lean_after(
     return Lean.RESTORE if much else Lean.RECOMPUTE
 
 
-def _times(offer: Offer, prices: Prices, token_s: float) -> list[float]:
-    """Seconds to the first token, others' loss included, when 0, 1, 2, ... blocks are brought."""
+def _side(
+    all_in: Sequence[float], little: int | None, much: int | None, lean: Lean, margin_s: float
+) -> int:
+    """The side that it leans to, unless the other is better by the margin or this one is none."""
+    if little is None or much is None:
+        taken = much if little is None else little
+        assert taken is not None  # the best for oneself is on one of the sides
+        return taken
+    if lean is Lean.RESTORE:
+        return little if all_in[little] < all_in[much] - margin_s else much
+    return much if all_in[much] < all_in[little] - margin_s else little
+
+
+def _times(offer: Offer, prices: Prices, token_s: float) -> tuple[list[float], list[float]]:
+    """Seconds to the first token when 0, 1, 2, ... blocks are brought, and with others' loss."""
     wait = prices.prefill_wait_s
-    dear = token_s * (1.0 + prices.prefill_shadow)
-    times = [wait + offer.prompt_tokens * dear]
+    own = [wait + offer.prompt_tokens * token_s]
+    all_in = [own[0] + offer.prompt_tokens * token_s * prices.prefill_shadow]
     tiers: set[TierName] = set()
     queue_s = bring_s = shadow_s = 0.0
     for block in offer.hit:
@@ -214,9 +228,10 @@ def _times(offer: Offer, prices: Prices, token_s: float) -> list[float]:
             bring_s += price.fixed_s
         bring_s += block.nbytes * price.byte_s
         shadow_s += block.nbytes * price.byte_s * price.shadow
-        rest_s = (offer.prompt_tokens - block.end) * dear
-        times.append(max(queue_s + bring_s, wait) + shadow_s + rest_s)
-    return times
+        rest_s = (offer.prompt_tokens - block.end) * token_s
+        own.append(max(queue_s + bring_s, wait) + rest_s)
+        all_in.append(own[-1] + shadow_s + rest_s * prices.prefill_shadow)
+    return own, all_in
 
 
 def _first_of_restoring(offer: Offer, settings: DecisionSettings) -> int:
@@ -225,9 +240,12 @@ def _first_of_restoring(offer: Offer, settings: DecisionSettings) -> int:
     return next(number for number, block in enumerate(offer.hit, 1) if block.end >= least)
 
 
-def _best(times: Sequence[float], lengths: range) -> int:
-    """The best of these lengths; of equally good ones the longest."""
-    return min(lengths, key=lambda length: (times[length], -length))
+def _best(
+    own: Sequence[float], all_in: Sequence[float], bound: float, lengths: range
+) -> int | None:
+    """The best of these lengths within the bound; of equally good ones the longest."""
+    within = [length for length in lengths if own[length] <= bound]
+    return min(within, key=lambda length: (all_in[length], -length), default=None)
 
 
 def _probe(offer: Offer, prices: Prices, settings: DecisionSettings) -> int:

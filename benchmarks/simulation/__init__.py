@@ -1,0 +1,1 @@
+"""A discrete-event simulation of engine, link, disk and tiers around the production decisions."""
