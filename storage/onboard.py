@@ -9,7 +9,8 @@ Rules:
   its index row names is not taken; whether it opens is for whoever opens it to find out.
 - Reading ahead is bounded in blocks and bytes, counted from the block that is asked for.
 - A block that fails, fails alone; what follows it in the chain is given up, for without its parent
-  it could not be used. Blocks before it are not touched by that.
+  it could not be used. Blocks before it are not touched by that. A block for which there is no host
+  room is the exception: whoever needs it reads it past the host tier, and the chain goes on.
 - Every hold has a deadline. A watchdog releases what outlives it and counts it; a read that ends
   after its deadline is dropped.
 - Fence and retired set are checked before a read and right before it is published, with no `await`
@@ -37,7 +38,7 @@ from storage.tiers.nvme import NvmeTier
 from storage.tiers.protocol import TierName
 from strongroom.blocks import ROOT_PARENT
 from strongroom.clock import Clock
-from strongroom.errors import Corrupt, Missing, Overloaded, StrongroomError
+from strongroom.errors import Corrupt, Missing, Overloaded, QuotaExceeded, StrongroomError
 
 _WATCHES: Final = 4
 """A hold is released at most a fourth of its time after its deadline."""
@@ -279,9 +280,11 @@ class Onboarding:
             nbytes = self._wanted_bytes(index)
             if ahead + nbytes > settings.ahead_bytes and index > self._asked:
                 break
+            if isinstance(states[index], Searched) and not self._begin(index):
+                break  # no room now: it is tried again when it is asked for
             ahead += nbytes
             self._begun += 1
-            if isinstance(states[index], Searched) and self._begin(index):
+            if isinstance(states[index], Staged):
                 begun.append(index)
         if begun and self._residency.nvme is not None:
             task = self._tasks.create_task(self._read(self._residency.nvme, begun), name="onboard")
@@ -296,7 +299,10 @@ class Onboarding:
         return 0 if waiting is None else waiting.nbytes
 
     def _begin(self, index: int) -> bool:
-        """Hold the block where it is in host; else reserve room. Whether it is to be read."""
+        """Hold the block where it is in host; else reserve room for reading it.
+
+        False, with nothing done, where there is no room and nobody asks for the block yet.
+        """
         address = _address(self._states[index])
         residency = self._residency
         try:
@@ -309,14 +315,19 @@ class Onboarding:
             residency.check(resident.namespace, self._fence)
             if here is not None:
                 self._hold(index, here, TierName.HOST)
-                return False
+                return True
             parent = _address(self._states[index - 1]).block if index else ROOT_PARENT
             reserved = residency.host.reserve(
                 address, parent, resident.tenant, resident.namespace, resident.nbytes
             )
+        except (Overloaded, QuotaExceeded) as error:
+            if index > self._asked:
+                return False
+            self._fail(index, error)
+            return True
         except StrongroomError as error:
             self._fail(index, error)
-            return False
+            return True
         deadline_ns = self._owner.clock() + self._owner.settings.hold_ns
         self._states[index] = Staged(address, resident, reserved, deadline_ns)
         return True
@@ -405,9 +416,16 @@ class Onboarding:
         self._news.set()
 
     def _fail(self, index: int, cause: StrongroomError) -> None:
-        """This block alone failed; those behind it that nobody has begun are given up."""
+        """This block alone failed; those behind it that nobody has begun are given up.
+
+        Not so where there was no room for it: it may be read past the host tier, and there may be
+        room for those behind it once they are asked for.
+        """
         self._owner.counts.failed += 1
         self._states[index] = Failed(_address(self._states[index]), cause)
+        self._news.set()
+        if isinstance(cause, Overloaded | QuotaExceeded):
+            return
         for later in range(index + 1, len(self._states)):
             state = self._states[later]
             if isinstance(state, Searched):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
 from collections.abc import AsyncIterator, Sequence
@@ -290,6 +291,50 @@ async def test_without_host_room_a_load_reads_past_the_host_tier_with_few_buffer
         assert [bytes(into) for into in staging] == [bytes(plaintext(wanted)) for wanted in CHAIN]
         assert len(store._opening._buffers._free) <= 4
         store._host.abandon(reserved)
+
+
+async def test_a_prompt_longer_than_the_host_tier_comes_from_nvme_whole(folder: Path) -> None:
+    wide = [
+        context(number, parent=number - 1 if number > 1 else None, segments=(60_000, 60_000))
+        for number in range(1, 17)
+    ]
+    room = record_bytes(wide[0].segment_bytes)
+    addresses = [wanted.address for wanted in wide]
+    await fill(folder, wide)
+    # With and without a bystander that holds on to half of the host tier.
+    for pinned in (0, 4):
+        async with open_store(settings(folder, host_bytes=8 * room, ahead_blocks=4)) as store:
+            others = [context(100 + number, segments=(60_000, 60_000)) for number in range(pinned)]
+            for other in others:
+                await store.save(other, KEYS, plaintext(other), Fence())
+            async with contextlib.AsyncExitStack() as held:
+                for other in others:
+                    await held.enter_async_context(store._host.hold(other.address))
+                async with store.onboard(addresses, Fence()) as moving:
+                    for index, wanted in enumerate(wide):
+                        with contextlib.suppress(Overloaded):
+                            await moving.ready(index)
+                        into = memoryview(bytearray(wanted.plaintext_bytes))
+                        await store.load(wanted, KEYS, into, Fence())
+                        assert into == plaintext(wanted)
+                        moving.release(index)
+            assert host(store).pinned == 0
+
+
+async def test_what_there_is_no_room_for_does_not_end_the_chain(folder: Path) -> None:
+    async with stored(folder, host_bytes=MIB) as store:
+        arena = store._host._arena.size
+        block = BlockAddress(CHAIN[0].block, 9)
+        reserved = store._host.reserve(
+            block, CHAIN[0].parent, CHAIN[0].tenant, namespace(9), arena - 4096
+        )
+        async with store.onboard(ADDRESSES, Fence()) as moving:
+            for index in range(3):
+                with pytest.raises(Overloaded):
+                    await moving.ready(index)
+            store._host.abandon(reserved)
+            for index in range(3, 6):
+                assert (await moving.ready(index)).tier is TierName.NVME
 
 
 async def test_two_onboardings_of_one_chain_are_harmless(folder: Path) -> None:
