@@ -215,6 +215,14 @@ def test_a_clock_that_jumps_back_makes_nothing_younger_or_older() -> None:
 # Recency and frequency
 
 
+def test_what_was_not_used_since_it_was_stored_leaves_before_what_was() -> None:
+    tier = Tier()
+    for number in range(1, 11):
+        tier.add(number)
+    tier.touch(*range(1, 9))
+    assert tier.order()[:2] == [9, 10]
+
+
 def hit_rate(capacity: int, requests: list[int]) -> float:
     tier = Tier()
     hits = 0
