@@ -1,12 +1,14 @@
 """Freeing the bytes of retired namespaces: housekeeping after their keys are gone.
 
 One walk over the tiers at a time, in steps, in the background or on call; what is retired
-during a walk starts another one.
+during a walk starts another one. In the background it begins a moment after the news: whoever
+retired has something to tell first, which must not wait behind the walk.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import dataclass
 
 from storage.residency import Residency
@@ -23,13 +25,14 @@ class Reclaimed:
 class Reclaim:
     """The reclaiming of one store; `run` is its background task."""
 
-    def __init__(self, residency: Residency) -> None:
+    def __init__(self, residency: Residency, delay_s: float = 0.05) -> None:
         self._residency = residency
+        self._delay_s = delay_s
+        self._ending = asyncio.Event()
         self._news = asyncio.Event()
         self._walking = asyncio.Lock()
         """Held by the one walk over the indexes at a time."""
         self._freed = Reclaimed(0, 0)
-        self._closed = False
 
     def wake(self) -> None:
         """Something was retired."""
@@ -37,15 +40,17 @@ class Reclaim:
 
     def close(self) -> None:
         """Let `run` end; what is not freed yet is found retired at the next start."""
-        self._closed = True
+        self._ending.set()
         self._news.set()
 
     async def run(self) -> None:
         """Walk after every piece of news, until closed."""
         while True:
             await self._news.wait()
-            if self._closed:
-                return
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._delay_s):
+                    await self._ending.wait()
+                    return
             await self._walk()
 
     async def reclaim(self) -> Reclaimed:

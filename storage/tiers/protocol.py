@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -142,18 +143,33 @@ class Tier(Protocol):
         ...
 
 
-_DROP_STEP = 4096
-"""Rows looked at before others may run: about a millisecond."""
+_DROP_STEP = 1024
+"""Rows looked at in a row: some tens of microseconds where none of them is dropped."""
+_DROP_LOOK = 8
+"""Drops between two looks at the time."""
+_DROP_TURN_S = 0.0005
+_DROP_PAUSE_S = 0.001
+"""A pause in which others get many turns: an answer to a revocation takes a few dozen."""
 
 
 async def drop_in_steps(
     index: Index, namespaces: Collection[NamespaceId], drop: Callable[[BlockAddress], int]
 ) -> tuple[int, int]:
-    """Drop every block of `namespaces` from a tier's index, giving way to others in between."""
+    """Drop every block of `namespaces` from a tier's index.
+
+    It never holds the loop for much longer than half a millisecond, and is idle twice as long.
+    """
     blocks = freed = 0
+    since = time.perf_counter()
     for addresses in index.of_namespaces(namespaces, _DROP_STEP):
-        sizes = [drop(address) for address in addresses]
-        blocks += sum(1 for size in sizes if size)
-        freed += sum(sizes)
-        await asyncio.sleep(0)
+        for number, address in enumerate(addresses):
+            size = drop(address)
+            blocks += 1 if size else 0
+            freed += size
+            if number % _DROP_LOOK == 0 and time.perf_counter() - since > _DROP_TURN_S:
+                await asyncio.sleep(_DROP_PAUSE_S)
+                since = time.perf_counter()
+        if time.perf_counter() - since > _DROP_TURN_S:
+            await asyncio.sleep(_DROP_PAUSE_S)
+            since = time.perf_counter()
     return blocks, freed
