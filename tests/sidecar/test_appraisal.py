@@ -1,0 +1,106 @@
+"""A verdict shrinks to what is brought sooner than computed, and says so on record only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sidecar.appraisal import Appraiser
+from sidecar.decision import Offer, Recompute, Restore, Stored, Why
+from storage.tiers.protocol import TierName
+from strongroom.wire.frames import Finish, Report
+from tests.sidecar.harness import ENGINE, ManualClock, World, harness
+
+TOKENS = 320
+HIT = 304  # whole pages, and not the last token
+SLOW_S, FAST_S = 2.0, 0.00001
+
+
+def teach(world: World, restore_s: float, token_s: float) -> None:
+    """What the sidecar has seen of the host tier and of the engine."""
+    appraiser = world.sidecar.appraiser
+    for _ in range(20):
+        appraiser.observe_restore(TierName.HOST, 64 * 1024, 0.0, restore_s)
+    for _ in range(300):  # enough bytes for a drain rate
+        appraiser.cost._tiers[TierName.HOST].drain.add(
+            restore_s / (64 * 1024), world.sidecar.clocks.boot(), 8.0
+        )
+    appraiser.observe_report(ENGINE, Report(9, 9, 0, 0, 0, 0, 0, 0))
+    appraiser.observe_report(ENGINE, Report(9, 9, 0, 0, 100_000, int(1e11 * token_s), 0, 0))
+
+
+async def verdict_tokens(world: World, **overrides: object) -> int:
+    engine = await world.engine()
+    granted = world.control.grant(world.tenant, range(TOKENS))
+    await engine.compute_and_save("first", granted)
+    teach(world, **overrides)  # type: ignore[arg-type]
+    return (await engine.open("second", granted)).tokens
+
+
+async def test_a_slow_restore_is_computed_and_the_record_says_cost(tmp_path: Path) -> None:
+    async with harness(tmp_path) as world:
+        assert await verdict_tokens(world, restore_s=SLOW_S, token_s=1e-6) == 0
+        assert world.sidecar.audit.counts["lookup", "miss", "cost"] == 1
+
+
+async def test_a_fast_restore_is_brought_whole(tmp_path: Path) -> None:
+    async with harness(tmp_path) as world:
+        assert await verdict_tokens(world, restore_s=FAST_S, token_s=1e-3) > 0
+        assert world.sidecar.audit.counts["lookup", "hit", ""] == 1
+
+
+async def test_the_setting_switches_it_off(tmp_path: Path) -> None:
+    async with harness(tmp_path, cost_model=False) as world:
+        assert await verdict_tokens(world, restore_s=SLOW_S, token_s=1e-6) > 0
+
+
+async def test_loads_are_observed_and_nothing_stays_outstanding(tmp_path: Path) -> None:
+    async with harness(tmp_path) as world:
+        engine = await world.engine()
+        granted = world.control.grant(world.tenant, range(TOKENS))
+        await engine.compute_and_save("first", granted)
+        verdict = await engine.open("second", granted)
+        appraiser = world.sidecar.appraiser
+        assert appraiser.backlog.restoring_bytes(TierName.HOST) > 0
+        assert (await engine.load("second", 0, verdict.tokens)).ok
+        assert appraiser.backlog.restoring_bytes(TierName.HOST) == 0
+        assert sum(row.count for row in appraiser.cost.rows()) > 0
+        engine.scheduler.send(Finish("second"))
+
+
+def offer(blocks: int = 8) -> Offer:
+    hit = tuple(Stored((n + 1) * 256, TierName.NVME, 32 * 2**20) for n in range(blocks))
+    return Offer(blocks * 256 + 128, hit)
+
+
+def test_a_cold_start_restores_until_something_is_known() -> None:
+    clock = ManualClock()
+    appraiser = Appraiser(clock)
+    assert appraiser.choose("e", "1", offer()) == Restore(8 * 256, Why.COLD)
+    # The first is not there yet: no more is piled on a disk that nobody has seen.
+    assert appraiser.choose("e", "2", offer()) == Recompute(Why.COLD)
+    appraiser.brought("e", "1")
+    assert appraiser.choose("e", "3", offer()) == Restore(8 * 256, Why.COLD)
+
+
+def test_what_nvme_spares_is_learnt_from_what_was_decided() -> None:
+    clock = ManualClock()
+    appraiser = Appraiser(clock)
+    assert appraiser.saved_seconds(1) is None
+    for _ in range(40):
+        clock.advance(0.02)
+        appraiser.observe_restore(TierName.NVME, 32 * 2**20, 0.0, 0.02)
+    appraiser.observe_report("e", Report(9, 9, 0, 0, 100_000, 10_000_000, 0, 0))
+    clock.advance(25)  # nobody waits for the disk any more
+    appraiser.choose("e", "1", offer())
+    saved = appraiser.saved_seconds(32 * 2**20)
+    assert saved is not None
+    assert saved == pytest.approx(256 * 100e-6, rel=0.2)
+
+
+def test_an_engine_that_left_leaves_nothing() -> None:
+    appraiser = Appraiser(ManualClock())
+    appraiser.choose("e", "1", offer())
+    appraiser.forget("e")
+    assert appraiser.statistics().restoring_bytes[TierName.NVME] == 0
