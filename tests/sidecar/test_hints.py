@@ -590,7 +590,7 @@ async def test_a_load_that_waits_for_a_prefetch_ends_when_it_is_cancelled(tmp_pa
         async with set_apart(Stored(world, engine, PROMPT)) as apart:
             barrier = apart.shelf.at("before 0")
             gateway = await apart.gateway()
-            gateway.send(hint(apart.stored.grant()))  # of another grant: it is not stopped
+            gateway.send(hint(apart.stored.grant(sub="bob")))  # it goes on
             await barrier.arrived.wait()
             assert (await engine.open("r", granted)).tokens == 288
             engine.workers[0].send(Load("r", 1, 0, 64))
