@@ -357,6 +357,8 @@ class NvmeTier:
             return 0  # somebody may still be reading one of these very records
         step: list[tuple[int, int]] = []
         try:
+            if region is self._writer.region and len(region.dead) > _BURY_STEP and not region.live:
+                self._writer.region = None  # all of it is dead: one renewal instead of many writes
             if not region.live and region is not self._writer.region:
                 done = len(region.dead)
                 await self._writer.renew(region)
