@@ -23,6 +23,7 @@ from functools import partial
 from typing import Final
 
 from sidecar.audit import Kind
+from sidecar.breaker import Crossed, Deleted
 from sidecar.clocks import NS
 from sidecar.parts import Parts
 from sidecar.patience import Patience
@@ -152,7 +153,10 @@ class LoadTransfer:
             self._request.transfers.discard(self)
             self._depot.appraiser.brought(self._shard.engine, self._request.name)
         if self._stopped:
-            failed_at, reason = self._frame.start, self._why_stopped()
+            # What the second look caught has fenced the request itself: that stays the reason.
+            caught = reason is Reason.BREAKER
+            failed_at = self._frame.start
+            reason = reason if caught else self._why_stopped()
         self._parts.blank()
         self._depot.watch.load_ended(
             self._shard.engine,
@@ -411,6 +415,8 @@ class LoadTransfer:
 
 def reason_of(error: StrongroomError) -> Reason:
     match error:
+        case Crossed() | Deleted():
+            return Reason.BREAKER
         case Fenced() | Refused():
             return Reason.REVOKED
         case Corrupt():

@@ -31,4 +31,5 @@ class Reason(StrEnum):
     """A block before it in its chain was not stored, so it could never match."""
     CANCELLED = "cancelled"
     BREAKER = "breaker"
-    """A security breaker has tripped: not even the engine's own prefix cache may be used."""
+    """A second look stopped a release, or a security breaker has tripped since: not even the
+    engine's own prefix cache may be used."""

@@ -18,6 +18,7 @@ from sidecar.clocks import Clocks
 from sidecar.events import EventKind, Events
 from sidecar.invalidation import Effect, Invalidation
 from sidecar.logstate import LogState
+from sidecar.reasons import Reason
 from sidecar.request import ChainedBlock, Judged
 from sidecar.sentry import REMEMBERED_MAX, Sentry
 from sidecar.stance import Action
@@ -124,6 +125,7 @@ async def refuses_everybody(stored: Stored, condition: Condition) -> None:
     kinds = [event.kind for event in watch.events.after(0, 1000)]
     assert EventKind.DETECTED in kinds
     assert EventKind.BREAKER_TRIPPED in kinds
+    assert stored.world.sidecar.audit.counts["load", "failed", Reason.BREAKER] == 1
     # A tenant that has nothing to do with it: not even its own pages on the engine.
     bystander = stored.world.control.tenant()
     for name in ("after", "later"):
