@@ -418,6 +418,8 @@ class AgainstAModel(RuleBasedStateMachine):
     ) -> None:
         if number in self.blocks or parent == number:
             return
+        if parent in self.blocks and self.blocks[parent].tenant != tenant:
+            return  # ids are keyed by tenant: no chain reaches into another's
         self.tier.add(
             number, parent=parent, tenant=tenant, priority=priority, duration_s=duration_s
         )
