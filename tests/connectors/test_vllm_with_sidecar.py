@@ -14,11 +14,13 @@ from typing import Any
 import pytest
 
 from sidecar.breaker import Condition
+from sidecar.connection import Connection
 from sidecar.stance import Action
+from storage import crypto
 from storage.tiers.protocol import TierName
 from strongroom.connectors.digests import measure
 from strongroom.grant import EngineDigests
-from strongroom.wire.frames import Report
+from strongroom.wire.frames import Layers, Report, SidecarFrame
 from tests.connectors.engine_process import ENGINE_PYTHON, EngineProcess, make_tiny_model
 from tests.connectors.test_vllm_e2e import TINY, prompt
 from tests.sidecar.control_plane import FakeControlPlane, Granted, Tenant
@@ -61,6 +63,7 @@ class Party:
     async def start(self, world: World, model: Path) -> None:
         extra = {
             "socket": str(world.socket_path), "token_file": str(world.token_path),
+            "layers": True,
             "engine": ENGINE, "lookup_deadline_s": 5.0, "heartbeat_s": 0.2,
         }  # fmt: skip
         await self.tell("start", model=str(model), extra=extra, **TINY)
@@ -102,7 +105,20 @@ async def stored(world: World, blocks: int) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_the_right_party_restores_and_every_other_computes(home: Path, tiny: Path) -> None:
+async def test_the_right_party_restores_and_every_other_computes(
+    home: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The tiny model's blocks are far smaller than what is worth a word for each layer.
+    monkeypatch.setattr(crypto, "_TELL_BYTES_MIN", 1)
+    monkeypatch.setattr(crypto, "_SPLIT_BYTES_MIN", 1)
+    early: list[SidecarFrame] = []
+    send = Connection.send
+
+    def heard(connection: Connection, frame: SidecarFrame) -> None:
+        early.extend([frame] if isinstance(frame, Layers) else [])
+        send(connection, frame)
+
+    monkeypatch.setattr(Connection, "send", heard)
     control = FakeControlPlane()
     directory = home / "one"
     directory.mkdir()
@@ -147,6 +163,8 @@ async def test_the_right_party_restores_and_every_other_computes(home: Path, tin
             assert await party.generate(tokens, granted) == (0, cold[1])
             await party.forget()
             assert await party.generate(tokens, granted) == (0, cold[1])
+        # The outputs above came through layers that were copied before their blocks were whole.
+        assert early
 
 
 async def test_a_sidecar_cut_off_from_the_service_takes_the_local_cache_with_its_lease(
