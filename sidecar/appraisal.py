@@ -32,6 +32,8 @@ from strongroom.clock import Clock
 from strongroom.wire.frames import Report
 
 _MEDIAN: Final = 0.5
+_PROBE_NS: Final = 60 * 10**9
+_PROBE_NS_MAX: Final = 16 * _PROBE_NS
 _SAVED_WEIGHT: Final = 0.02
 """Weight of the newest offer in what NVMe was found to save."""
 _PIECE_BYTES: Final = 8 * 1024 * 1024
@@ -64,6 +66,14 @@ class AppraisalStatistics:
     restoring_bytes: Mapping[TierName, int]
 
 
+@dataclass(slots=True)
+class _Probes:
+    """When a tier may be probed again: each probe that changed nothing doubles the pause."""
+
+    due_ns: int
+    pause_ns: int
+
+
 class Appraiser:
     """Used on the event loop's thread."""
 
@@ -74,6 +84,8 @@ class Appraiser:
         self._leans: OrderedDict[str, Lean] = OrderedDict()
         self._decisions: Counter[tuple[str, str]] = Counter()
         self._saved_byte_s: float | None = None
+        self._clock = clock
+        self._probes: dict[TierName, _Probes] = {}
 
     def choose(self, engine: str, request: str, offer: Offer) -> Decision:
         """Decide, and count what follows from it as outstanding."""
@@ -91,6 +103,7 @@ class Appraiser:
         if len(self._leans) > self._settings.engines_max:
             self._leans.popitem(last=False)
         self._decisions[type(decision).__name__.lower(), decision.why.value] += 1
+        self._pace_probes(offer, decision)
         restores: Counter[TierName] = Counter()
         for block in offer.hit:
             if block.end <= decision.tokens:
@@ -167,6 +180,18 @@ class Appraiser:
             },
         )
 
+    def _pace_probes(self, offer: Offer, decision: Decision) -> None:
+        brought = {block.tier for block in offer.hit if block.end <= decision.tokens}
+        if decision.why is Why.PROBE:
+            now = self._clock()
+            for tier in brought:
+                known = self._probes.get(tier)
+                pause_ns = _PROBE_NS if known is None else min(2 * known.pause_ns, _PROBE_NS_MAX)
+                self._probes[tier] = _Probes(now + pause_ns, pause_ns)
+        elif decision.why is Why.CHEAPER:
+            for tier in brought:
+                self._probes.pop(tier, None)
+
     def _learn(self, offer: Offer, decision: Decision, prices: Prices) -> None:
         """What the offer's blocks on NVMe spared the engine and those who wait for it, less what
         bringing them cost those who wait for the disk; nothing where they were not taken.
@@ -205,10 +230,14 @@ class Appraiser:
             wait_s=outstanding * usual.value,
             fixed_s=max(0.0, latency.value - block_bytes * usual.value),
             byte_s=byte_s,
-            stale=usual.stale,
+            stale=usual.stale and self._may_probe(tier),
             idle=not outstanding,
             shadow=self._shadow(self.cost.tier_busy(tier)),
         )
+
+    def _may_probe(self, tier: TierName) -> bool:
+        known = self._probes.get(tier)
+        return known is None or self._clock() >= known.due_ns
 
     def _shadow(self, busy: float) -> float:
         most = self._settings.shadow_max

@@ -151,7 +151,9 @@ class DecisionSettings:
 
     margin: float = 0.1
     side: float = 0.25
-    sacrifice: float = 0.5
+    gain_min: float = 0.03
+    """A little is brought only where it gains this share of what recomputing would take."""
+    sacrifice: float = 1.0
     """What a request may lose for others, as a share of what recomputing would take it."""
     probe_blocks: int = 2
     cold_wait_s: float = 0.1
@@ -179,8 +181,11 @@ def decide(
     much = _best(own, all_in, bound, range(first, len(own)))
     margin_s = settings.margin * whole * token_s
     taken = _side(all_in, little, much, lean, margin_s)
+    if taken < first and all_in[0] - all_in[taken] < settings.gain_min * own[0]:
+        taken = 0
     better = min(all_in[each] for each in (little, much) if each is not None)
-    why = Why.CHEAPER if all_in[taken] <= better else Why.HELD
+    held = all_in[taken] > better + settings.gain_min * own[0]
+    why = Why.HELD if held else Why.CHEAPER
     if not taken:
         taken = _probe(offer, prices, settings)
         if not taken:
