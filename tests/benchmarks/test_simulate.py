@@ -19,7 +19,7 @@ from benchmarks.traces import Agents, Chat, Rag, Saturated, Trace
 REDUCED = (
     Case(
         "saturated",
-        Saturated(32, 12, 4096, 160, 120.0, 2.0, 8.0),
+        Saturated(32, 30, 4096, 160, 120.0, 2.0, 8.0),
         Scaled(40_000, 256, link_times=7.0),
         1.0,
         5,
