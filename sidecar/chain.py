@@ -3,22 +3,25 @@
 Ids are keyed with the lookup key of the span's namespace (docs/format.md section 4). A walk
 ends at the first block that one of the ranks lacks; there the shorter blocks that a shorter
 prompt may have left are tried, longest first. Nothing beyond the granted spans is looked at.
+
+A lookup walks before its verdict, so it makes ids, ends and tiers only, and one object in all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-from sidecar.request import ChainedBlock, Prompt
-from strongroom.blocks import ROOT_PARENT, BlockId, Extent, Grid, block_id
+from sidecar.request import ChainedBlock, Hit, Prompt, Step
+from storage.tiers.protocol import TierName
+from strongroom.blocks import ROOT_PARENT, TOKEN_BYTES, BlockId, Extent, Grid, PromptIds
 from strongroom.derivation import NamespaceKeys
 from strongroom.errors import Missing
 from strongroom.grant import GrantedSpan
 from strongroom.identity import NamespaceId
 
 KeySource = Callable[[NamespaceId], NamespaceKeys | None]
-Resident = Callable[[BlockId], bool]
-TOKEN_BYTES = 4
+Locate = Callable[[BlockId], TierName | None]
+"""The slowest tier in which the ranks have a block; None where one of them lacks it."""
 
 
 class Chain:
@@ -29,51 +32,59 @@ class Chain:
     ) -> None:
         self._grid = grid
         self._spans = spans
+        self._ends = [span.end for span in spans]
         self._prompt = prompt
         self._source = keys
-        self._keys: dict[NamespaceId, NamespaceKeys] = {}
+        self._ids: dict[NamespaceId, PromptIds] = {}
 
     def plan(self, tokens: int) -> tuple[ChainedBlock, ...]:
         """Every block of the first `tokens` tokens. Raises `Missing` when a key is not here."""
         blocks: list[ChainedBlock] = []
         parent = ROOT_PARENT
-        for extent in self._extents(tokens):
-            block = self._chained(extent, parent)
-            blocks.append(block)
-            parent = block.block
+        for extent in self._grid.plan(self._ends, tokens):
+            block = self._of_span(extent.span).of(parent, extent.start, extent.end)
+            blocks.append(ChainedBlock(extent, block, parent, self._spans[extent.span].namespace))
+            parent = block
         return tuple(blocks)
 
-    def longest(self, resident: Resident) -> tuple[ChainedBlock, ...]:
+    def longest(self, locate: Locate) -> Hit:
         """The stored prefix. Raises `Missing` when a key is not here."""
-        blocks: list[ChainedBlock] = []
+        return Hit(tuple(self._stored(locate)), tuple(span.namespace for span in self._spans))
+
+    def _stored(self, locate: Locate) -> Iterator[Step]:
+        size = self._grid.tokens_per_block
         parent = ROOT_PARENT
-        for extent in self._extents(len(self._prompt.tokens) // TOKEN_BYTES):
-            block = self._chained(extent, parent)
-            if not resident(block.block):
-                blocks.extend(self._shorter(extent, parent, resident))
-                break
-            blocks.append(block)
-            parent = block.block
-        return tuple(blocks)
+        for span, first, stop in self._grid.regions(
+            self._ends, len(self._prompt.tokens) // TOKEN_BYTES
+        ):
+            id_of = self._of_span(span).of
+            for start in range(first, stop, size):
+                end = min(start + size, stop)
+                block = id_of(parent, start, end)
+                tier = locate(block)
+                if tier is None:
+                    yield from self._shorter(Extent(start, end, span), parent, locate)
+                    return
+                yield block, end, span, tier
+                parent = block
 
-    def _extents(self, tokens: int) -> tuple[Extent, ...]:
-        return self._grid.plan([span.end for span in self._spans], tokens)
-
-    def _shorter(
-        self, missed: Extent, parent: BlockId, resident: Resident
-    ) -> tuple[ChainedBlock, ...]:
+    def _shorter(self, missed: Extent, parent: BlockId, locate: Locate) -> Iterator[Step]:
+        """The longest shorter block that stands where this one missed, if there is any."""
+        id_of = self._of_span(missed.span).of
         for extent in self._grid.shorter(missed):
-            block = self._chained(extent, parent)
-            if resident(block.block):
-                return (block,)
-        return ()
+            block = id_of(parent, extent.start, extent.end)
+            tier = locate(block)
+            if tier is not None:
+                yield block, extent.end, extent.span, tier
+                return
 
-    def _chained(self, extent: Extent, parent: BlockId) -> ChainedBlock:
-        namespace = self._spans[extent.span].namespace
-        keys = self._keys.get(namespace) or self._source(namespace)
-        if keys is None:
-            raise Missing("the namespace's keys are not here")
-        self._keys[namespace] = keys
-        packed = self._prompt.tokens[extent.start * TOKEN_BYTES : extent.end * TOKEN_BYTES]
-        block = block_id(keys.lookup, parent, extent.start, packed, self._prompt.extras)
-        return ChainedBlock(extent, block, parent, namespace)
+    def _of_span(self, span: int) -> PromptIds:
+        namespace = self._spans[span].namespace
+        known = self._ids.get(namespace)
+        if known is None:
+            keys = self._source(namespace)
+            if keys is None:
+                raise Missing("the namespace's keys are not here")
+            known = PromptIds(keys.lookup, self._prompt.tokens, self._prompt.extras)
+            self._ids[namespace] = known
+        return known

@@ -13,13 +13,14 @@ Rules (DESIGN sections 3 and 6):
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from policy import grants
 from sidecar.appraisal import Appraiser
 from sidecar.audit import Audit, Kind
-from sidecar.chain import TOKEN_BYTES, Chain
+from sidecar.chain import Chain
 from sidecar.clocks import Clocks
 from sidecar.control_client import ControlClient
 from sidecar.decision import Offer, Stored
@@ -27,12 +28,12 @@ from sidecar.gate import Gate
 from sidecar.leases import KeyLeases
 from sidecar.logstate import LogState
 from sidecar.reasons import Reason
-from sidecar.request import ChainedBlock, Denied, Judged, Prompt, Request
+from sidecar.request import Denied, Hit, Judged, Prompt, Request
 from sidecar.stance import Stance, unrestricted
-from storage.block import BlockAddress
 from storage.keyring import KeyRing
 from storage.store import BlockStore
-from strongroom.blocks import BlockId, Grid, prompt_digest
+from storage.tiers.protocol import TierName
+from strongroom.blocks import TOKEN_BYTES, Grid, prompt_digest
 from strongroom.derivation import salt_digest
 from strongroom.errors import Missing, Refused, Unavailable
 from strongroom.grant import GrantClaims, Operation
@@ -44,6 +45,11 @@ from strongroom.limits import (
     PROMPT_TOKENS_MAX,
 )
 from strongroom.wire.frames import Digests, Open
+
+PIECES: Final = 16
+"""Into about so many equal pieces a hit in one tier is cut for the decision."""
+SINGLE_PIECES: Final = 2
+"""Blocks at the front that are pieces of their own; as many as a probe brings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,68 +229,73 @@ class Judge:
             lambda namespace: self._ring.keys(namespace, facts.format_digest),
         )
         try:
-            found = chain.longest(lambda block: self._resident(block, facts.ranks))
+            found = chain.longest(self._store.locator(facts.ranks))
         except Missing:
             return _No(Reason.LEASE)
-        hit = tuple(block for block in found if stance.allows(block.extent.end))
-        allowed = len(hit)
+        limit = stance.limit_tokens
+        hit = allowed = found if limit is None else found.front(limit)
         if kind == "lookup":
             hit = self._worth_bringing(request, hit, len(opened.tokens) // TOKEN_BYTES, facts)
         judged = Judged(grant, prompt, hit, may_save=Operation.WRITE in grant.ops and stance.saves)
-        tier = self._tier(hit, facts.ranks)
+        tier = hit.tier
         try:
             await self._audit.record(
                 kind,
                 "hit" if hit else "miss",
-                _reason(len(found), allowed, len(hit)),
+                _reason(found, allowed, hit),
                 engine=facts.engine,
                 request=request.name,
                 grant=grant,
                 # The engine may hit its own prefix cache on any granted span.
                 namespaces=[span.namespace for span in grant.spans],
                 tokens=judged.hit_tokens,
-                tier=tier,
+                tier="" if tier is None else tier.value,
             )
         except Unavailable:
             return _No(Reason.AUDIT)
         return self._alive(request, grant) or judged
 
-    def _worth_bringing(
-        self, request: Request, hit: tuple[ChainedBlock, ...], tokens: int, facts: EngineFacts
-    ) -> tuple[ChainedBlock, ...]:
+    def _worth_bringing(self, request: Request, hit: Hit, tokens: int, facts: EngineFacts) -> Hit:
         """The front of the hit that is brought sooner than it is computed."""
         if self._appraiser is None:
             return hit
+        page_tokens = facts.layout.page_tokens
+        page_bytes = sum(facts.layout.page_bytes) * len(facts.ranks)
         stored = []
-        for block in hit:
-            addresses = [BlockAddress(block.block, rank) for rank in facts.ranks]
-            tier = self._store.slowest_tier(addresses)
-            if tier is None:
-                break  # gone since it was found
-            nbytes = facts.layout.block_bytes(block.extent.tokens) * len(addresses)
-            stored.append(Stored(block.extent.end, tier, nbytes))
-        offer = Offer(tokens, tuple(stored))
-        decision = self._appraiser.choose(facts.engine, request.name, offer)
-        return tuple(block for block in hit if block.extent.end <= decision.tokens)
-
-    def _resident(self, block: BlockId, ranks: Collection[int]) -> bool:
-        """On every rank; with a rank away no shard of its can be brought, so it is a miss."""
-        return bool(ranks) and all(
-            self._store.tier_of(BlockAddress(block, rank)) is not None for rank in ranks
-        )
-
-    def _tier(self, hit: tuple[ChainedBlock, ...], ranks: Collection[int]) -> str:
-        """The slowest tier that the hit will be read from."""
-        tier = self._store.slowest_tier(
-            BlockAddress(block.block, rank) for block in hit for rank in ranks
-        )
-        return "" if tier is None else tier.value
+        start = 0
+        for end, tier in pieces(hit):
+            stored.append(Stored(end, tier, (end - start) // page_tokens * page_bytes))
+            start = end
+        decision = self._appraiser.choose(facts.engine, request.name, Offer(tokens, tuple(stored)))
+        return hit.front(decision.tokens)
 
 
-def _reason(found: int, allowed: int, taken: int) -> Reason:
+def pieces(hit: Hit) -> Iterator[tuple[int, TierName]]:
+    """End and tier of the pieces that are decided about: a piece lies in one tier.
+
+    The first blocks are pieces of their own, since a probe brings these; what follows has up to
+    `PIECES` a run in one tier, so that a decision costs the same for any length of prompt.
+    """
+    size = max(1, -(-len(hit) // PIECES))
+    steps = hit.steps
+    last = len(steps) - 1
+    in_piece = 0
+    for number, (_, end, _, tier) in enumerate(steps):
+        in_piece += 1
+        if (
+            number == last
+            or number < SINGLE_PIECES
+            or in_piece == size
+            or steps[number + 1][3] is not tier
+        ):
+            yield end, tier
+            in_piece = 0
+
+
+def _reason(found: Hit, allowed: Hit, taken: Hit) -> Reason:
     """Why no more was taken of what is stored."""
     if not found:
         return Reason.ABSENT
-    if taken < allowed:
+    if len(taken) < len(allowed):
         return Reason.COST
     return Reason.NONE if allowed else Reason.ABSENT

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from storage.fence import Fence
-from strongroom.blocks import BlockId, Extent
+from storage.tiers.protocol import TierName
+from strongroom.blocks import ROOT_PARENT, BlockId, Extent
 from strongroom.grant import GrantClaims
 from strongroom.identity import ComponentId, NamespaceId
 
@@ -30,6 +31,48 @@ class ChainedBlock:
     block: BlockId
     parent: BlockId
     namespace: NamespaceId
+
+
+Step = tuple[BlockId, int, int, TierName]
+"""A block of a hit as a lookup meets it: id, end in the prompt, span, tier."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """The stored prefix of a prompt, block after block. `ChainedBlock`s are made as one iterates:
+    a verdict needs none of them.
+    """
+
+    steps: tuple[Step, ...] = ()
+    namespaces: tuple[NamespaceId, ...] = ()
+    """Of each span."""
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def __iter__(self) -> Iterator[ChainedBlock]:
+        parent, start = ROOT_PARENT, 0
+        for block, end, span, _ in self.steps:
+            yield ChainedBlock(Extent(start, end, span), block, parent, self.namespaces[span])
+            parent, start = block, end
+
+    @property
+    def tokens(self) -> int:
+        return self.steps[-1][1] if self.steps else 0
+
+    @property
+    def tier(self) -> TierName | None:
+        """The slowest tier that it will be read from."""
+        tiers = {tier for _, _, _, tier in self.steps}
+        if TierName.NVME in tiers:
+            return TierName.NVME
+        return TierName.HOST if tiers else None
+
+    def front(self, tokens: int) -> Hit:
+        """Its blocks that end at token `tokens` or before."""
+        if tokens >= self.tokens:
+            return self
+        return Hit(tuple(step for step in self.steps if step[1] <= tokens), self.namespaces)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -53,12 +96,12 @@ class Judged:
 
     grant: GrantClaims
     prompt: Prompt
-    hit: tuple[ChainedBlock, ...]
+    hit: Hit
     may_save: bool
 
     @property
     def hit_tokens(self) -> int:
-        return self.hit[-1].extent.end if self.hit else 0
+        return self.hit.tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,11 @@ from strongroom.limits import SEGMENT_BYTES_MAX, SEGMENTS_MAX
 _RANK: Final = struct.Struct("<I")
 
 
+def pack_rank(rank: int) -> bytes:
+    """What follows a block's id in the packed address of its shard on this rank."""
+    return _RANK.pack(rank)
+
+
 @dataclass(frozen=True, slots=True)
 class BlockAddress:
     """One rank's shard of one block."""
@@ -23,7 +28,7 @@ class BlockAddress:
 
     def pack(self) -> bytes:
         """The address as 36 bytes: block id, then rank as u32 little-endian."""
-        return self.block + _RANK.pack(self.rank)
+        return self.block + pack_rank(self.rank)
 
     @classmethod
     def unpack(cls, packed: bytes) -> BlockAddress:

@@ -105,6 +105,11 @@ class Index:
         slot = self._slots.get(address.pack())
         return None if slot is None else self._names[self._namespace[slot]]
 
+    def namespace_at(self, packed: bytes) -> NamespaceId | None:
+        """`namespace_of` for an address that is packed already."""
+        slot = self._slots.get(packed)
+        return None if slot is None else self._names[self._namespace[slot]]
+
     def retention_of(self, address: BlockAddress) -> Retention:
         """How a copy of a resident block in another tier is kept; the default for an absent one."""
         slot = self._slots.get(address.pack())

@@ -9,15 +9,16 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
-from storage.block import BlockAddress, BlockContext
+from storage.block import BlockAddress, BlockContext, pack_rank
 from storage.fence import Fence, Fenced
 from storage.header import record_bytes
 from storage.lifecycle import Reserved, Resident
 from storage.tiers.host import HostTier
 from storage.tiers.nvme import NvmeTier
 from storage.tiers.protocol import TierName
+from strongroom.blocks import BlockId
 from strongroom.identity import NamespaceId
 
 
@@ -38,6 +39,29 @@ class Residency:
             return None
         namespace = self.nvme.namespace_of(address)
         return None if namespace is None or namespace in self.retired else TierName.NVME
+
+    def locator(self, ranks: Collection[int]) -> Callable[[BlockId], TierName | None]:
+        """For many blocks in a row: the slowest tier that the shards of these ranks are read
+        from, None where one of them is nowhere. Without a rank nothing is anywhere.
+        """
+        suffixes = [pack_rank(rank) for rank in ranks]
+        host, nvme, retired = self.host, self.nvme, self.retired
+        if not suffixes:
+            return lambda _: None
+
+        def locate(block: BlockId) -> TierName | None:
+            slowest = TierName.HOST
+            for suffix in suffixes:
+                packed = block + suffix
+                namespace = host.namespace_at(packed)
+                if namespace is None:
+                    namespace = None if nvme is None else nvme.namespace_at(packed)
+                    slowest = TierName.NVME
+                if namespace is None or namespace in retired:
+                    return None
+            return slowest
+
+        return locate
 
     def waiting_on_nvme(self, address: BlockAddress) -> Resident | None:
         """The block's metadata, where NVMe alone has it: what bringing it to host would move."""

@@ -32,6 +32,7 @@ from storage.residency import Residency
 from storage.retention import Retention
 from storage.saving import InTurn, Saved, Saving, at_once
 from storage.tiers.protocol import TierName, TierStatistics
+from strongroom.blocks import BlockId
 from strongroom.clock import Clock, boot_ns
 from strongroom.derivation import NamespaceKeys
 from strongroom.errors import Misuse, Overloaded, Unavailable
@@ -131,6 +132,10 @@ class BlockStore:
     def tier_of(self, address: BlockAddress) -> TierName | None:
         """The fastest tier that has the block; a hint, never proof."""
         return self._residency.tier_of(address)
+
+    def locator(self, ranks: Collection[int]) -> Callable[[BlockId], TierName | None]:
+        """For many blocks in a row, within one step: see `Residency.locator`."""
+        return self._residency.locator(ranks)
 
     def waiting_on_nvme(self, address: BlockAddress) -> Resident | None:
         """The block's metadata, where NVMe alone has it; touches nothing."""

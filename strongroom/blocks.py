@@ -26,6 +26,8 @@ BlockId = NewType("BlockId", bytes)
 """32 bytes."""
 
 ROOT_PARENT: Final = BlockId(bytes(32))
+TOKEN_BYTES: Final = 4
+_PLACE: Final = struct.Struct("<QI")
 _PERSON: Final = b"strongroom/block"
 _PROMPT_DOMAIN: Final = b"strongroom/prompt/v1"
 
@@ -69,15 +71,24 @@ class Grid:
 
         Tokens beyond the last span belong to no span and are not stored.
         """
-        extents: list[Extent] = []
+        size = self.tokens_per_block
+        return tuple(
+            Extent(start, min(start + size, stop), span)
+            for span, first, stop in self.regions(span_ends, tokens)
+            for start in range(first, stop, size)
+        )
+
+    def regions(self, span_ends: Sequence[int], tokens: int) -> Iterator[tuple[int, int, int]]:
+        """The same cut by spans: span, first token and end of each region that holds a block.
+
+        Regions follow one another; in each a block begins at every `tokens_per_block`th token.
+        """
         start = 0
         for span, end in enumerate(span_ends):
             cut = self.whole_pages(min(end, tokens))
-            while start < cut:
-                stop = min(start + self.tokens_per_block, cut)
-                extents.append(Extent(start, stop, span))
-                start = stop
-        return tuple(extents)
+            if start < cut:
+                yield span, start, cut
+                start = cut
 
     def shorter(self, extent: Extent) -> Iterator[Extent]:
         """The shorter blocks that may stand where `extent` missed, longest first."""
@@ -114,21 +125,48 @@ def block_id(
     lookup_key: bytes, parent: BlockId, position: int, packed_tokens: bytes, extras: bytes = b""
 ) -> BlockId:
     """The id of the block whose first token stands at `position`; see the module's rules."""
-    if len(extras) > EXTRAS_BYTES_MAX:
-        raise Misuse("extras are too long", field="extras", limit=EXTRAS_BYTES_MAX)
-    if len(lookup_key) != 32:
-        raise Misuse("a lookup key has 32 bytes", field="lookup_key", limit=32)
     if len(parent) != 32:
         raise Misuse("a block id has 32 bytes", field="parent", limit=32)
     if not 0 <= position <= PROMPT_TOKENS_MAX:
         raise Misuse("a block lies in a prompt", field="position", limit=PROMPT_TOKENS_MAX)
-    digest = hashlib.blake2b(digest_size=32, key=lookup_key, person=_PERSON)
-    digest.update(parent)
-    digest.update(struct.pack("<QI", position, _count(packed_tokens)))
-    digest.update(packed_tokens)
-    digest.update(struct.pack("<I", len(extras)))
-    digest.update(extras)
-    return BlockId(digest.digest())
+    count = _count(packed_tokens)
+    return _Hasher(lookup_key, extras).of(parent, position, count, packed_tokens)
+
+
+class PromptIds:
+    """`block_id` for the blocks of one prompt under one key: what they share is checked once."""
+
+    __slots__ = ("_hasher", "_tokens")
+
+    def __init__(self, lookup_key: bytes, packed_tokens: bytes, extras: bytes = b"") -> None:
+        if _count(packed_tokens) > PROMPT_TOKENS_MAX:
+            raise Misuse("too many tokens", field="tokens", limit=PROMPT_TOKENS_MAX)
+        self._hasher = _Hasher(lookup_key, extras)
+        self._tokens = packed_tokens
+
+    def of(self, parent: BlockId, start: int, end: int) -> BlockId:
+        """The id of tokens `[start, end)`, which lie in the prompt, after the block `parent`."""
+        packed = self._tokens[start * TOKEN_BYTES : end * TOKEN_BYTES]
+        return self._hasher.of(parent, start, len(packed) // TOKEN_BYTES, packed)
+
+
+class _Hasher:
+    """One lookup key, and the extras of one prompt."""
+
+    __slots__ = ("_keyed", "_tail")
+
+    def __init__(self, lookup_key: bytes, extras: bytes) -> None:
+        if len(extras) > EXTRAS_BYTES_MAX:
+            raise Misuse("extras are too long", field="extras", limit=EXTRAS_BYTES_MAX)
+        if len(lookup_key) != 32:
+            raise Misuse("a lookup key has 32 bytes", field="lookup_key", limit=32)
+        self._keyed = hashlib.blake2b(digest_size=32, key=lookup_key, person=_PERSON)
+        self._tail = struct.pack("<I", len(extras)) + extras
+
+    def of(self, parent: BlockId, position: int, count: int, packed: bytes) -> BlockId:
+        digest = self._keyed.copy()
+        digest.update(parent + _PLACE.pack(position, count) + packed + self._tail)
+        return BlockId(digest.digest())
 
 
 def _count(packed_tokens: bytes) -> int:

@@ -53,6 +53,13 @@ class Catalogue:
             return address in self.index
         return self.row(address) is not None
 
+    def namespace_at(self, packed: bytes) -> NamespaceId | None:
+        """The namespace of a block that can be read, by its packed address."""
+        if self._devices.all_well:
+            return self.index.namespace_at(packed)
+        row = self.row(BlockAddress.unpack(packed))
+        return None if row is None else row.resident.namespace
+
     def row(self, address: BlockAddress) -> Row | None:
         """A block that can be read: resident, on a device in service."""
         row = self.index.get(address)

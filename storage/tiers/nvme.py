@@ -170,6 +170,10 @@ class NvmeTier:
     def namespace_of(self, address: BlockAddress) -> NamespaceId | None:
         return self._index.namespace_of(address) if address in self._catalogue else None
 
+    def namespace_at(self, packed: bytes) -> NamespaceId | None:
+        """`namespace_of` for an address that is packed already."""
+        return self._catalogue.namespace_at(packed)
+
     def touch(self, address: BlockAddress) -> None:
         self._index.touch(address)
 
