@@ -49,6 +49,8 @@ LIVES = 200
 CLIENTS = 3
 DOCUMENTS = 6
 REVOKE_EVERY = 10
+RENEW_EVERY = 2
+"""Lives after which a document makes way for a new one, so that something is saved throughout."""
 SHARED = 100
 """Tokens of a prompt before its document begins."""
 WHOLE = 288
@@ -113,6 +115,11 @@ class House:
         self.made += 1
         name = f"document-{self.made}"
         self.documents.append(await self.service.document(self.tenant, name, self.group))
+
+    async def renew_one(self) -> None:
+        """A new document in place of the oldest, which is not revoked: nobody asks for it."""
+        self.documents.pop(0)
+        await self.new_document()
 
     async def grant(self, document: str) -> RealGrant:
         prompt = prompt_of(document)
@@ -268,6 +275,8 @@ async def test_what_is_killed_at_any_point_serves_nothing_wrong_and_loses_no_roo
             path.write_text("engine-token")
         answer = await service.ask("POST", "/v1/sidecars/join-tokens", {"tenants": []})
         for life in range(LIVES):
+            if life % RENEW_EVERY == RENEW_EVERY - 1:
+                await house.renew_one()
             await one_life(house, life, answer["join_token"])
         tally = house.tally
         assert tally.loads > LIVES // 2, tally
