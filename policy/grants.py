@@ -51,11 +51,16 @@ def verify(token: str, verifier: Verifier, *, now_s: int, issuer: str) -> GrantC
         check(claims)
         if claims.iss != issuer or claims.aud != GRANT_AUDIENCE:
             raise Refused("another issuer or audience")
-        if not claims.iat - CLOCK_SKEW_S <= now_s < claims.exp:
-            raise Refused("out of its time")
+        check_time(claims, now_s=now_s)
     except (StrongroomError, msgspec.DecodeError, ValueError, RecursionError) as error:
         raise Refused("the grant is not valid") from error
     return claims
+
+
+def check_time(claims: GrantClaims, *, now_s: int) -> None:
+    """Refuse claims that are out of their time (`Refused`)."""
+    if not claims.iat - CLOCK_SKEW_S <= now_s < claims.exp:
+        raise Refused("the grant is not valid")
 
 
 def check(claims: GrantClaims) -> None:

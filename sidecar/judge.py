@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from policy import grants
 from sidecar.appraisal import Appraiser
 from sidecar.audit import Audit, Kind
 from sidecar.chain import Chain
@@ -29,6 +28,7 @@ from sidecar.leases import KeyLeases
 from sidecar.logstate import LogState
 from sidecar.reasons import Reason
 from sidecar.request import Denied, Hit, Judged, Prompt, Request
+from sidecar.seen_grants import SeenGrants
 from sidecar.stance import Stance, unrestricted
 from storage.keyring import KeyRing
 from storage.store import BlockStore
@@ -90,7 +90,7 @@ class Judge:
         stance: Callable[[str], Stance] = unrestricted,
         appraiser: Appraiser | None = None,
     ) -> None:
-        self._client = client
+        self._grants = SeenGrants(client.verifier, client.enrolled.issuer)
         self._tenants = frozenset(client.enrolled.tenants)
         self._log = log
         self._gate = gate
@@ -164,11 +164,8 @@ class Judge:
         ):
             return _No(Reason.PROTOCOL)
         try:
-            return grants.verify(
-                opened.grant,
-                self._client.verifier,
-                now_s=self._clocks.now_s(),
-                issuer=self._client.enrolled.issuer,
+            return self._grants.verify(
+                opened.grant, now_s=self._clocks.now_s(), head=self._log.head
             )
         except Refused:
             return _No(Reason.PERMISSION)

@@ -137,7 +137,7 @@ class KeyLeases:
             # The keys are only due for renewal: they may still serve until their own end, as
             # they would a moment before they were due. A request outlives its grant, under
             # which the service leases no more; what ends it is the log.
-            missing = any(self._ring.salt(span.namespace) is None for span in grant.spans)
+            missing = not all(self._ring.holds(span.namespace) for span in grant.spans)
             if missing or self._log.dead(grant) is not None:
                 raise
         finally:
@@ -170,8 +170,7 @@ class KeyLeases:
     def _lacking(self, grant: GrantClaims) -> bool:
         now = self._clocks.boot()
         return any(
-            self._ring.salt(span.namespace) is None
-            or self._refresh_ns.get(span.namespace, 0) <= now
+            not self._ring.holds(span.namespace) or self._refresh_ns.get(span.namespace, 0) <= now
             for span in grant.spans
         )
 

@@ -153,15 +153,18 @@ class LogState:
 
     async def reach(self, epoch: str, seq: int, timeout_s: float) -> bool:
         """Wait until (epoch, seq) is applied; False at the deadline or when broken."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                while not self.broken and (
-                    self.head is None or self.head.epoch != epoch or self.head.seq < seq
-                ):
-                    await self._moved.wait()
-        except TimeoutError:
-            return False
+        if self._is_behind(epoch, seq):
+            try:
+                async with asyncio.timeout(timeout_s):
+                    while self._is_behind(epoch, seq):
+                        await self._moved.wait()
+            except TimeoutError:
+                return False
         return self.usable
+
+    def _is_behind(self, epoch: str, seq: int) -> bool:
+        head = self.head
+        return not self.broken and (head is None or head.epoch != epoch or head.seq < seq)
 
     def _require(self) -> LogHead:
         if self.head is None:

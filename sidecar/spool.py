@@ -4,6 +4,10 @@ Rules (DESIGN section 10):
 - `record` returns once the event is written; it raises `Unavailable` when it cannot be, and
   then the caller serves nothing. A written event survives the death of the process. Whether it
   is also synced before `record` returns, or within a second, is a setting.
+- Where it is synced later, an event that finds nothing in its way is written by the caller
+  itself: a line into the page cache costs less than the way to another thread. Syncs, and
+  whatever changes the file, run on the spool's thread, and while the file changes nobody else
+  writes.
 - Events are counted from `FIRST_COUNT` without a gap and hash-chained: `prev` is the SHA-256 of
   the canonical JSON of the event before, `genesis(spool)` for the first.
 - The spool is a row of segment files, `<first count>.jsonl`. The first line of each says which
@@ -16,13 +20,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import hashlib
 import logging
 import os
 import secrets
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar, TypeVarTuple
@@ -36,7 +42,7 @@ from sidecar.state import private_directory
 from strongroom.canonical import canonical_json
 from strongroom.control import SpoolEvent
 from strongroom.errors import Corrupt, StrongroomError, Unavailable
-from strongroom.spool import FIRST_COUNT, event_hash, genesis
+from strongroom.spool import FIRST_COUNT, event_hash, event_json, genesis
 
 _logger = logging.getLogger(__name__)
 
@@ -101,6 +107,10 @@ class Spool:
         self._using_file = asyncio.Lock()
         """Held to write, sync or change the file: none of them meets one that another closes."""
         self._unsynced = False
+        self._syncing = False
+        """A sync runs, which a write beside it does not disturb."""
+        self._lost = False
+        """The last segment holds what nobody knows: nothing is written there any more."""
         self._blocked = False
         self._failures = 0
         self.spool = ""
@@ -136,12 +146,65 @@ class Spool:
         if self.size_bytes >= self._settings.bytes_max:
             self._blocked = True
             raise Unavailable("the audit spool is full")
+        if self._may_write_at_once():
+            self._write_at_once(event)
+            return
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         try:
             self._queue.put_nowait((event, written))
         except asyncio.QueueFull as error:
             raise Unavailable("the audit spool cannot keep up") from error
         await written
+
+    def _may_write_at_once(self) -> bool:
+        return (
+            self._settings.sync is SpoolSync.WITHIN_SECOND
+            and self._file is not None
+            and not self._lost
+            and self._segments[-1].size < self._settings.segment_bytes
+            and self._queue.empty()
+            and (self._syncing or not self._using_file.locked())
+        )
+
+    def _write_at_once(self, event: SpoolEvent) -> None:
+        """Nothing waits from the look at the file to the last byte in it."""
+        assert self._file is not None
+        try:
+            line, chained = self._chained(event, self.next_count, self._prev)
+            self._append_at_once(self._file.fileno(), line)
+        except (OSError, ValueError, StrongroomError) as error:
+            self._failed(error)
+            raise Unavailable("the audit spool cannot be written") from error
+        self.next_count, self._prev = self.next_count + 1, chained
+        self._blocked = False
+        self.news.set()
+
+    def _append_at_once(self, descriptor: int, line: bytes) -> None:
+        """All of `line` or none of it."""
+        segment = self._segments[-1]
+        try:
+            _write_whole(descriptor, line)
+        except OSError:
+            try:
+                os.ftruncate(descriptor, segment.size)
+            except OSError:
+                # What the file holds is unknown now, so nothing may follow it there. A sync may
+                # be looking at it: it is closed on the spool's thread.
+                self._lost = True
+            raise
+        segment.size += len(line)
+        self._unsynced = True
+
+    @staticmethod
+    def _chained(event: SpoolEvent, count: int, prev: str) -> tuple[bytes, str]:
+        """The event's line, and what the next one's `prev` must be."""
+        body = event_json(event, count, prev)
+        return body + b"\n", hashlib.sha256(body).hexdigest()
+
+    def _failed(self, error: Exception) -> None:
+        self._blocked = True
+        self._failures += 1
+        _logger.warning("the audit spool cannot be written: %s", type(error).__name__)
 
     @property
     def size_bytes(self) -> int:
@@ -191,9 +254,7 @@ class Spool:
                 async with self._using_file:
                     await self._write(batch)
             except (OSError, ValueError, StrongroomError) as error:
-                self._blocked = True
-                self._failures += 1
-                _logger.warning("the audit spool cannot be written: %s", type(error).__name__)
+                self._failed(error)
                 _refuse(batch)
             except asyncio.CancelledError:
                 _refuse(batch)
@@ -206,14 +267,14 @@ class Spool:
                 self.news.set()
 
     async def _write(self, batch: list[tuple[SpoolEvent, asyncio.Future[None]]]) -> None:
-        if self._segments[-1].size >= self._settings.segment_bytes or self._file is None:
+        full = self._segments[-1].size >= self._settings.segment_bytes
+        if full or self._lost or self._file is None:
             await self._next_segment()
         count, prev = self.next_count, self._prev
         lines: list[bytes] = []
         for event, _ in batch:
-            chained = replace(event, count=count, prev=prev)
-            lines.append(canonical_json(asdict(chained)) + b"\n")
-            prev = event_hash(chained)
+            line, prev = self._chained(event, count, prev)
+            lines.append(line)
             count += 1
         await self._append(b"".join(lines))
         self.next_count, self._prev = count, prev
@@ -250,7 +311,7 @@ class Spool:
             return
         self._unsynced = False
         try:
-            await self._run_blocking(os.fsync, self._file.fileno())
+            await self._fsync(self._file.fileno())
         except (OSError, ValueError):
             # After a failed fsync the kernel may have dropped the pages: never trust this
             # file again, and say so by blocking until a fresh segment takes a record.
@@ -259,8 +320,16 @@ class Spool:
             _logger.warning("the audit spool could not be synced")
             await self._abandon_segment()
 
+    async def _fsync(self, descriptor: int) -> None:
+        self._syncing = True
+        try:
+            await self._run_blocking(os.fsync, descriptor)
+        finally:
+            self._syncing = False
+
     async def _next_segment(self) -> None:
         await self._sync()
+        self._lost = False
         if self._file is not None:
             await self._file.close()
             self._file = None
@@ -288,8 +357,9 @@ class Spool:
         )
 
     async def _close(self) -> None:
-        await self._sync()
-        await self._abandon_segment()
+        async with self._using_file:
+            await self._sync()
+            await self._abandon_segment()
         while not self._queue.empty():
             _, written = self._queue.get_nowait()
             if not written.done():
@@ -360,6 +430,11 @@ def _refuse(batch: list[tuple[SpoolEvent, asyncio.Future[None]]]) -> None:
     for _, written in batch:
         if not written.done():
             written.set_exception(Unavailable("the audit spool cannot be written"))
+
+
+def _write_whole(descriptor: int, line: bytes) -> None:
+    if os.write(descriptor, line) != len(line):
+        raise OSError(errno.ENOSPC, "a part of a line was written")
 
 
 def _line(header: _Header) -> bytes:

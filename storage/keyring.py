@@ -2,8 +2,9 @@
 
 Rules:
 - A secret is held in a bytearray that is overwritten when it is dropped, replaced or found
-  expired. Keys derived from it are short-lived values of the transfer that asked for them;
-  what Python cannot promise about their copies is said in docs/threat-model.md.
+  expired. What was derived from it once is kept beside it in the same way and goes with it, so
+  that a lookup derives nothing anew. What is handed out are short-lived copies of whoever asked;
+  what Python cannot promise about copies is said in docs/threat-model.md.
 - Expiry is judged by the boot clock at the moment of the question: there is no timer to miss.
 - A namespace goes when any one of its components does.
 """
@@ -12,11 +13,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Final
 
 from strongroom.derivation import SECRET_BYTES, NamespaceKeys, engine_salt, namespace_keys
 from strongroom.errors import Misuse
 from strongroom.identity import ComponentId, NamespaceId
+
+FORMATS_MAX: Final = 8
+"""Of so many KV formats the keys of one namespace are kept; of more they are derived each time."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -24,6 +29,14 @@ class _Entry:
     secret: bytearray
     components: frozenset[ComponentId]
     expires_ns: int
+    salt: bytearray = field(default_factory=bytearray)
+    derived: dict[bytes, bytearray] = field(default_factory=dict)
+    """Lookup and data key, back to back, by format digest."""
+
+    def wipe(self) -> None:
+        """Overwrite the secret and all that came of it."""
+        for buffer in (self.secret, self.salt, *self.derived.values()):
+            buffer[:] = bytes(len(buffer))
 
 
 class KeyRing:
@@ -59,13 +72,22 @@ class KeyRing:
         """Lookup and data key of `namespace` for one KV format; None when absent or expired."""
         with self._lock:
             entry = self._alive(namespace)
-            return None if entry is None else namespace_keys(bytes(entry.secret), format_digest)
+            return None if entry is None else _keys(entry, format_digest)
 
     def salt(self, namespace: NamespaceId) -> str | None:
         """The engine salt of `namespace`; None when absent or expired."""
         with self._lock:
             entry = self._alive(namespace)
-            return None if entry is None else engine_salt(bytes(entry.secret))
+            if entry is None:
+                return None
+            if not entry.salt:
+                entry.salt[:] = engine_salt(bytes(entry.secret)).encode()
+            return entry.salt.decode()
+
+    def holds(self, namespace: NamespaceId) -> bool:
+        """Whether `namespace` is leased at this instant."""
+        with self._lock:
+            return self._alive(namespace) is not None
 
     def drop_components(self, ids: Collection[ComponentId]) -> frozenset[NamespaceId]:
         """Drop every namespace that contains one of `ids`, and say which."""
@@ -101,4 +123,14 @@ class KeyRing:
     def _drop(self, namespace: NamespaceId) -> None:
         entry = self._entries.pop(namespace, None)
         if entry is not None:
-            entry.secret[:] = bytes(len(entry.secret))
+            entry.wipe()
+
+
+def _keys(entry: _Entry, format_digest: bytes) -> NamespaceKeys:
+    kept = entry.derived.get(format_digest)
+    if kept is None:
+        keys = namespace_keys(bytes(entry.secret), format_digest)
+        if len(entry.derived) < FORMATS_MAX:
+            entry.derived[format_digest] = bytearray(keys.lookup + keys.data)
+        return keys
+    return NamespaceKeys(bytes(kept[:SECRET_BYTES]), bytes(kept[SECRET_BYTES:]))

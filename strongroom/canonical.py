@@ -15,6 +15,8 @@ from typing import Any
 
 from strongroom.errors import Misuse
 
+_json = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
 
 def encode_fields(magic: bytes, version: int, fields: Iterable[tuple[int, bytes]]) -> bytes:
     """Encode `fields` in the order given; see the module for the layout."""
@@ -33,12 +35,12 @@ def canonical_json(message: Mapping[str, Any]) -> bytes:
     Raises `Misuse` for a float, whose text is not the same everywhere.
     """
     _refuse_floats(message)
-    return json.dumps(
-        message, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
-    ).encode()
+    return _json.encode(message).encode()
 
 
 def _refuse_floats(value: object) -> None:
+    if isinstance(value, str | int):
+        return
     if isinstance(value, float):
         raise Misuse("canonical JSON holds no floating point numbers", field="message")
     if isinstance(value, Mapping):

@@ -7,13 +7,14 @@ canonical JSON of the event before, `genesis(spool)` for the first.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import asdict
+from dataclasses import fields
 from typing import Final
 
 from strongroom.canonical import canonical_json
 from strongroom.control import SpoolEvent
 
 FIRST_COUNT: Final = 1
+_FIELDS: Final = tuple(each.name for each in fields(SpoolEvent))
 
 
 def genesis(spool: str) -> str:
@@ -23,4 +24,11 @@ def genesis(spool: str) -> str:
 
 def event_hash(event: SpoolEvent) -> str:
     """What the next event's `prev` must be."""
-    return hashlib.sha256(canonical_json(asdict(event))).hexdigest()
+    return hashlib.sha256(event_json(event, event.count, event.prev)).hexdigest()
+
+
+def event_json(event: SpoolEvent, count: int, prev: str) -> bytes:
+    """The canonical JSON of `event` as number `count`, after the event whose hash is `prev`."""
+    message = {name: getattr(event, name) for name in _FIELDS}
+    message["count"], message["prev"] = count, prev
+    return canonical_json(message)

@@ -82,6 +82,75 @@ async def test_a_record_is_in_the_file_when_record_returns(tmp_path: Path) -> No
             assert [each.request for each in written(directory)] == ["now"]
 
 
+async def test_a_record_does_not_wait_for_another_thread_nor_for_a_sync(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sidecar.spool._SYNC_S", 0)
+    real, syncing, go_on = os.fsync, threading.Event(), threading.Event()
+
+    def slow(descriptor: int) -> None:
+        syncing.set()
+        go_on.wait(20)
+        real(descriptor)
+
+    async with Spool.opened(tmp_path / "s", SETTINGS) as spool:
+        monkeypatch.setattr("os.fsync", slow)
+        recording = spool.record(event("at once"))
+        with pytest.raises(StopIteration):  # it has ended without waiting for anything
+            recording.send(None)
+        while not syncing.is_set():
+            await asyncio.sleep(0)
+        recording = spool.record(event("beside a sync"))
+        with pytest.raises(StopIteration):
+            recording.send(None)
+        assert [each.request for each in written(tmp_path / "s")] == ["at once", "beside a sync"]
+        go_on.set()
+    events = written(tmp_path / "s")
+    assert events[1].prev == event_hash(events[0])
+
+
+async def test_synced_before_serving_a_record_waits_for_its_sync(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, go_on = os.fsync, threading.Event()
+
+    def slow(descriptor: int) -> None:
+        go_on.wait(20)
+        real(descriptor)
+
+    settings = replace(SETTINGS, sync=SpoolSync.BEFORE_SERVING)
+    async with Spool.opened(tmp_path / "s", settings) as spool:
+        monkeypatch.setattr("os.fsync", slow)
+        async with asyncio.TaskGroup() as tasks:
+            recording = tasks.create_task(spool.record(event()))
+            while not written(tmp_path / "s"):
+                await asyncio.sleep(0)
+            assert not recording.done()
+            go_on.set()
+
+
+async def test_a_line_that_can_neither_be_written_nor_cut_off_ends_its_segment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A half-written line that cannot be taken back: nothing may follow it in that file."""
+
+    def failing(_: int, __: int) -> None:
+        raise OSError(errno.EIO, "failed")
+
+    async with Spool.opened(tmp_path / "s", SETTINGS) as spool:
+        await spool.record(event("before"))
+        with monkeypatch.context() as patched, file_size_limit(spool.size_bytes + 10):
+            patched.setattr("os.ftruncate", failing)
+            with pytest.raises(Unavailable):
+                await spool.record(event("lost"))
+        torn = min((tmp_path / "s").glob("*.jsonl")).read_bytes()
+        await spool.record(event("after"))
+        first, second = sorted((tmp_path / "s").glob("*.jsonl"))
+        assert first.read_bytes() == torn
+        assert b"after" in second.read_bytes()
+        assert spool.next_count == FIRST_COUNT + 2
+
+
 async def test_the_chain_goes_on_over_restarts_and_segments(tmp_path: Path) -> None:
     settings = replace(SETTINGS, segment_bytes=1)
     for _ in range(3):

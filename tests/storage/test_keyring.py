@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from storage.fence import Fence, Fenced
-from storage.keyring import KeyRing
+from storage.keyring import FORMATS_MAX, KeyRing
 from strongroom.derivation import engine_salt, namespace_keys
 from strongroom.errors import Misuse, Refused
 from tests.storage.support import FakeClock, component, namespace
@@ -73,6 +73,48 @@ def test_a_new_lease_overwrites_the_secret_of_the_old_one(ring: KeyRing, clock: 
     buffer = ring._entries[namespace(1)].secret
     ring.put(namespace(1), b"n" * 32, (component(1),), clock.now_ns + 1)
     assert buffer == bytes(32)
+
+
+def test_what_was_derived_once_is_the_same_again_and_ends_with_its_lease(
+    ring: KeyRing, clock: FakeClock
+) -> None:
+    first = (ring.keys(namespace(1), FORMAT), ring.salt(namespace(1)))
+    again = (ring.keys(namespace(1), FORMAT), ring.salt(namespace(1)))
+    assert again == first == (namespace_keys(SECRET, FORMAT), engine_salt(SECRET))
+    entry = ring._entries[namespace(1)]
+    buffers = [entry.secret, entry.salt, *entry.derived.values()]
+    assert [len(buffer) for buffer in buffers] == [32, 43, 64]
+    assert ring.holds(namespace(1))
+    clock.advance_s(60)
+    assert ring.keys(namespace(1), FORMAT) is None
+    assert ring.salt(namespace(1)) is None
+    assert not ring.holds(namespace(1))
+    assert not any(any(buffer) for buffer in buffers), "all of it is overwritten"
+
+
+def test_what_was_derived_goes_with_a_component_and_with_a_newer_secret(
+    ring: KeyRing, clock: FakeClock
+) -> None:
+    for name in (namespace(1), namespace(2)):
+        assert ring.keys(name, FORMAT) is not None
+        assert ring.salt(name) is not None
+    derived = [ring._entries[name].derived[FORMAT] for name in (namespace(1), namespace(2))]
+    ring.drop_components([component(2)])
+    assert ring.keys(namespace(1), FORMAT) is None
+    assert ring.salt(namespace(1)) is None
+    assert ring.keys(namespace(2), FORMAT) == namespace_keys(SECRET, FORMAT)
+    ring.put(namespace(2), b"n" * 32, (component(1),), clock.now_ns + 1)
+    assert ring.keys(namespace(2), FORMAT) == namespace_keys(b"n" * 32, FORMAT)
+    assert ring.salt(namespace(2)) == engine_salt(b"n" * 32)
+    assert not any(any(buffer) for buffer in derived)
+
+
+def test_each_format_has_keys_of_its_own_and_only_some_formats_are_kept(ring: KeyRing) -> None:
+    formats = [bytes([number]) * 32 for number in range(FORMATS_MAX + 3)]
+    for _ in range(2):
+        for each in formats:
+            assert ring.keys(namespace(1), each) == namespace_keys(SECRET, each)
+    assert len(ring._entries[namespace(1)].derived) == FORMATS_MAX
 
 
 def test_a_secret_of_another_length_is_refused(ring: KeyRing) -> None:
