@@ -190,7 +190,7 @@ class Server:
 
     async def _gateway(self, peer: socket.socket, greeting: GatewayGreeting) -> None:
         # A session of its own: it is told nothing of the engine's.
-        connection = await self._welcome(peer, secrets.token_hex(16), None)
+        connection = self._welcome(peer, secrets.token_hex(16), None)
         if connection is None:
             return
         facts = partial(self._sessions.facts, greeting.engine)
@@ -204,7 +204,7 @@ class Server:
         greeting: Greeting,
         slots: Slots | None,
     ) -> None:
-        connection = await self._welcome(peer, joined.session, slots)
+        connection = self._welcome(peer, joined.session, slots)
         if connection is None:
             return
         if slots is None:
@@ -213,9 +213,7 @@ class Server:
             await WorkerSession(joined, greeting, connection, slots).serve()
         self._count_failure(connection)
 
-    async def _welcome(
-        self, peer: socket.socket, session: str, slots: Slots | None
-    ) -> Connection | None:
+    def _welcome(self, peer: socket.socket, session: str, slots: Slots | None) -> Connection | None:
         """The first answer, with the descriptor of `slots`; None when the peer is gone."""
         welcome = Welcome(
             version=PROTOCOL_VERSION,
@@ -225,13 +223,11 @@ class Server:
         )
         try:
             _send_welcome(peer, welcome, [] if slots is None else [slots.fd])
-            reader, writer = await asyncio.open_unix_connection(sock=peer)
         except OSError:
             return None
         self.counts.accepted += 1
         return Connection(
-            reader,
-            writer,
+            peer,
             queue_max=self._limits.send_queue_max,
             send_timeout_s=self._limits.send_timeout_s,
         )
