@@ -18,6 +18,9 @@ class Scale:
     set_bytes: int
     """The working set of host and disk rows."""
     segment_bytes: int
+    segments: int
+    """Of a block: its layers. 32 of 1 MiB are 256 tokens of a model of 8 billion parameters with
+    8 KV heads of 128 in 16 bits (Llama 3)."""
     small_set_bytes: int
     """A set that stays inside the caches, ciphertext and plaintext together twice this."""
     lookups: int
@@ -37,21 +40,19 @@ class Scale:
 
     @property
     def block_bytes(self) -> int:
-        return SEGMENTS * self.segment_bytes
+        return self.segments * self.segment_bytes
 
     @property
     def blocks(self) -> int:
         return self.set_bytes // self.block_bytes
 
 
-SEGMENTS: Final = 4
-"""Segments a block."""
-
 FULL: Final = Scale(
     name="full",
     rounds=9,
     set_bytes=256 * MIB,
     segment_bytes=MIB,
+    segments=32,
     small_set_bytes=8 * MIB,
     lookups=1000,
     records=1_000_000,
@@ -66,6 +67,7 @@ QUICK: Final = Scale(
     rounds=3,
     set_bytes=256 * MIB,
     segment_bytes=MIB,
+    segments=32,
     small_set_bytes=8 * MIB,
     lookups=300,
     records=50_000,
@@ -80,6 +82,7 @@ TINY: Final = Scale(
     rounds=1,
     set_bytes=4 * MIB,
     segment_bytes=256 * 1024,
+    segments=4,
     small_set_bytes=2 * MIB,
     lookups=5,
     records=500,

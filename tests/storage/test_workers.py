@@ -149,3 +149,28 @@ async def test_jobs_that_have_not_begun_are_dropped_by_a_cancellation() -> None:
     assert ran == [1]
     assert one.depth == 0
     one.close()
+
+
+async def test_crypto_threads_have_a_core_each_where_there_is_one_for_each() -> None:
+    allowed = sorted(os.sched_getaffinity(0))
+
+    async def cores_of(threads: int) -> list[set[int]]:
+        workers = crypto_workers(threads, queue_max=64)
+        barrier = threading.Barrier(threads)
+        found: list[set[int]] = []
+
+        def job() -> None:
+            barrier.wait()
+            found.append(os.sched_getaffinity(threading.get_native_id()))
+
+        try:
+            await workers.run(*[job] * threads)
+        finally:
+            workers.close()
+        return found
+
+    spread = await cores_of(len(allowed))
+    if len(allowed) > 1:
+        assert sorted(core for cores in spread for core in cores) == allowed
+    assert await cores_of(len(allowed) + 1) == [set(allowed)] * (len(allowed) + 1)
+    assert os.sched_getaffinity(0) == set(allowed), "the process's own threads go where they will"
