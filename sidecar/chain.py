@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from sidecar.request import ChainedBlock, Hit, Prompt, Step
 from storage.tiers.protocol import TierName
-from strongroom.blocks import ROOT_PARENT, TOKEN_BYTES, BlockId, Extent, Grid, PromptIds
+from strongroom.blocks import ROOT_PARENT, TOKEN_BYTES, BlockId, Extent, Grid, IdOf, ids_of
 from strongroom.derivation import NamespaceKeys
 from strongroom.errors import Missing
 from strongroom.grant import GrantedSpan
@@ -35,14 +35,14 @@ class Chain:
         self._ends = [span.end for span in spans]
         self._prompt = prompt
         self._source = keys
-        self._ids: dict[NamespaceId, PromptIds] = {}
+        self._ids: dict[NamespaceId, IdOf] = {}
 
     def plan(self, tokens: int) -> tuple[ChainedBlock, ...]:
         """Every block of the first `tokens` tokens. Raises `Missing` when a key is not here."""
         blocks: list[ChainedBlock] = []
         parent = ROOT_PARENT
         for extent in self._grid.plan(self._ends, tokens):
-            block = self._of_span(extent.span).of(parent, extent.start, extent.end)
+            block = self._of_span(extent.span)(parent, extent.start, extent.end)
             blocks.append(ChainedBlock(extent, block, parent, self._spans[extent.span].namespace))
             parent = block
         return tuple(blocks)
@@ -57,7 +57,7 @@ class Chain:
         for span, first, stop in self._grid.regions(
             self._ends, len(self._prompt.tokens) // TOKEN_BYTES
         ):
-            id_of = self._of_span(span).of
+            id_of = self._of_span(span)
             for start in range(first, stop, size):
                 end = min(start + size, stop)
                 block = id_of(parent, start, end)
@@ -70,7 +70,7 @@ class Chain:
 
     def _shorter(self, missed: Extent, parent: BlockId, locate: Locate) -> Iterator[Step]:
         """The longest shorter block that stands where this one missed, if there is any."""
-        id_of = self._of_span(missed.span).of
+        id_of = self._of_span(missed.span)
         for extent in self._grid.shorter(missed):
             block = id_of(parent, extent.start, extent.end)
             tier = locate(block)
@@ -78,13 +78,13 @@ class Chain:
                 yield block, extent.end, extent.span, tier
                 return
 
-    def _of_span(self, span: int) -> PromptIds:
+    def _of_span(self, span: int) -> IdOf:
         namespace = self._spans[span].namespace
         known = self._ids.get(namespace)
         if known is None:
             keys = self._source(namespace)
             if keys is None:
                 raise Missing("the namespace's keys are not here")
-            known = PromptIds(keys.lookup, self._prompt.tokens, self._prompt.extras)
+            known = ids_of(keys.lookup, self._prompt.tokens, self._prompt.extras)
             self._ids[namespace] = known
         return known

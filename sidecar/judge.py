@@ -46,7 +46,7 @@ from strongroom.limits import (
 )
 from strongroom.wire.frames import Digests, Open
 
-PIECES: Final = 16
+PIECES: Final = 8
 """Into about so many equal pieces a hit in one tier is cut for the decision."""
 SINGLE_PIECES: Final = 2
 """Blocks at the front that are pieces of their own; as many as a probe brings."""

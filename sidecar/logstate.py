@@ -149,7 +149,7 @@ class LogState:
 
     def retired_components(self, components: frozenset[ComponentId]) -> bool:
         """Whether one of `components` was retired; ids are never used again."""
-        return any(component in self._components for component in components)
+        return not components.isdisjoint(self._components)
 
     async def reach(self, epoch: str, seq: int, timeout_s: float) -> bool:
         """Wait until (epoch, seq) is applied; False at the deadline or when broken."""

@@ -98,6 +98,10 @@ class Prefetcher:
 
     # Who begins and ends prefetches
 
+    def concerns(self, tier: TierName | None) -> bool:
+        """Whether there is anything to bring, or to own, for who reads from `tier` and faster."""
+        return tier is TierName.NVME or (tier is not None and len(self._ledger) > 0)
+
     def begin(
         self,
         grant: str,

@@ -12,7 +12,8 @@ until it ends or is invalidated, whatever becomes of the grant.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -63,10 +64,10 @@ class Hit:
     @property
     def tier(self) -> TierName | None:
         """The slowest tier that it will be read from."""
-        tiers = {tier for _, _, _, tier in self.steps}
-        if TierName.NVME in tiers:
-            return TierName.NVME
-        return TierName.HOST if tiers else None
+        if not self.steps:
+            return None
+        tiers = [step[3] for step in self.steps]
+        return TierName.NVME if TierName.NVME in tiers else TierName.HOST
 
     def front(self, tokens: int) -> Hit:
         """Its blocks that end at token `tokens` or before."""
@@ -147,10 +148,22 @@ class Stoppable(Protocol):
         """The request reads nothing any more. Repeatable; waits for nothing."""
 
 
+@dataclass(slots=True)
+class Held:
+    """Memory that the prompts of judged requests take, as a running total."""
+
+    prompt_bytes: int = 0
+
+
 class Request:
     """One request of one engine: its state, its fence and its transfers."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(
+        self, name: str, held: Held | None = None, ended: Callable[[Request], None] | None = None
+    ) -> None:
+        """`ended` is called whenever the engine says that it is over."""
+        self._held = held or Held()
+        self._tell_ended = ended
         self.name = name
         self.state: RequestState = Opened()
         self.fence = Fence()
@@ -185,7 +198,12 @@ class Request:
         """The verdict; does nothing to a request that ended meanwhile."""
         if isinstance(self.state, Opened):
             self.state = state
+            self._held.prompt_bytes += self._prompt_bytes
         self.judged.set()
+
+    def deny(self, now_ns: int) -> None:
+        """The verdict was negative: nothing follows."""
+        self._over(now_ns)
 
     def finish(self, now_ns: int) -> None:
         """In good order: loads are over, saves go on."""
@@ -194,13 +212,18 @@ class Request:
         elif isinstance(self.state, Opened):
             self._end(Cancelled())
         self._stop_prefetch()
-        self.ended_ns = now_ns
+        self._over(now_ns)
         self.judged.set()
 
     def cancel(self, now_ns: int) -> None:
         """Stop what can still stop."""
         self._end(Cancelled())
-        self.ended_ns = now_ns
+        self._over(now_ns)
+
+    def forget(self) -> None:
+        """It is forgotten, and its prompt with it."""
+        self._held.prompt_bytes -= self._prompt_bytes
+        self._held = Held()
 
     def fence_off(self) -> tuple[Transfer, ...]:
         """Cut the fence, zero staging, stop transfers; returns those that were in flight."""
@@ -223,6 +246,7 @@ class Request:
                 return None
 
     def _end(self, state: Cancelled | FencedOff) -> None:
+        self._held.prompt_bytes -= self._prompt_bytes
         if not isinstance(self.state, FencedOff):
             self.state = state
         self.fence.cut()
@@ -230,6 +254,15 @@ class Request:
         self._stop_prefetch()
         for transfer in tuple(self.transfers):
             transfer.stop()
+
+    @property
+    def _prompt_bytes(self) -> int:
+        return 0 if self.prompt is None else len(self.prompt.tokens)
+
+    def _over(self, now_ns: int) -> None:
+        self.ended_ns = now_ns
+        if self._tell_ended is not None:
+            self._tell_ended(self)
 
     def _stop_prefetch(self) -> None:
         if self.prefetch is not None:
@@ -246,6 +279,11 @@ class Requests:
     def __init__(self) -> None:
         self._by_name: dict[str, Request] = {}
         self._leaving: list[Request] = []
+        self._held = Held()
+        self._lingering: deque[Request] = deque()
+        """Finished, in the order in which they did."""
+        self._over: list[Request] = []
+        """What need not be kept for saves, and goes when its transfers have ended."""
 
     def __len__(self) -> int:
         return len(self._by_name)
@@ -265,14 +303,14 @@ class Requests:
     @property
     def prompt_bytes(self) -> int:
         """Memory that the prompts of judged requests take."""
-        return sum(len(request.prompt.tokens) for request in self if request.prompt is not None)
+        return self._held.prompt_bytes
 
     def open(self, name: str, now_ns: int) -> Request:
         """A new request; one of the same name is cancelled, for a name is used once at a time."""
         earlier = self._by_name.pop(name, None)
         if earlier is not None:
             self._part_from(earlier, now_ns)
-        request = Request(name)
+        request = Request(name, self._held, self._has_ended)
         self._by_name[name] = request
         return request
 
@@ -280,11 +318,16 @@ class Requests:
         """Forget what ended and has no transfer in flight. A save may follow `Finish`, so what
         finished in good order is kept until it ended before `before_ns`.
         """
-        for name, request in tuple(self._by_name.items()):
-            if not request.ended_ns or request.transfers:
-                continue
-            if request.ended_ns <= before_ns or not isinstance(request.state, Finished):
-                del self._by_name[name]
+        lingering = self._lingering
+        while lingering and lingering[0].ended_ns <= before_ns:
+            self._over.append(lingering.popleft())
+        over, self._over = self._over, []
+        for request in over:
+            if request.transfers:
+                self._over.append(request)
+            elif self._by_name.get(request.name) is request:
+                del self._by_name[request.name]
+                request.forget()
 
     def cancel_all(self, now_ns: int) -> None:
         """The engine's scheduler is gone."""
@@ -296,3 +339,9 @@ class Requests:
         request.cancel(now_ns)
         if request.transfers:
             self._leaving.append(request)
+
+    def _has_ended(self, request: Request) -> None:
+        if isinstance(request.state, Finished):
+            self._lingering.append(request)
+        else:
+            self._over.append(request)

@@ -84,8 +84,12 @@ class SessionSet:
     requests: Requests = field(default_factory=Requests)
     scheduler: SchedulerSession | None = None
     workers: dict[int, WorkerSession] = field(default_factory=dict)
+    format_digest: bytes = field(init=False)
     members: int = 0
     """Connections that have joined and not left, those still being welcomed included."""
+
+    def __post_init__(self) -> None:
+        self.format_digest = self.greeting.format.digest()
 
     @property
     def empty(self) -> bool:
@@ -99,7 +103,7 @@ class SessionSet:
         return EngineFacts(
             engine=greeting.engine,
             digests=greeting.digests,
-            format_digest=greeting.format.digest(),
+            format_digest=self.format_digest,
             grid=greeting.grid,
             ranks=tuple(sorted(self.workers)) if whole else (),
             layout=greeting.layout,
@@ -264,7 +268,7 @@ class SchedulerSession:
         if self.joined.requests.get(request.name) is not request:
             return  # replaced by a newer request of the same name
         if isinstance(verdict, Denied):
-            request.ended_ns = self._now()
+            request.deny(self._now())
         # A request that was fenced or cancelled while it was judged is not allowed.
         match request.state:
             case Judged() as judged:
@@ -285,8 +289,9 @@ class SchedulerSession:
 
     def _prefetch(self, request: Request, judged: Judged, facts: EngineFacts) -> None:
         """Bring nearer what the engine has not asked for yet. The verdict is on its way."""
-        if judged.hit and not request.transfers:
-            request.prefetch = self._bench.hints.prefetcher.begin(
+        prefetcher = self._bench.hints.prefetcher
+        if not request.transfers and prefetcher.concerns(judged.hit.tier):
+            request.prefetch = prefetcher.begin(
                 judged.grant.jti, request.fence, addresses_of(judged, facts)
             )
 

@@ -45,7 +45,7 @@ class Residency:
         from, None where one of them is nowhere. Without a rank nothing is anywhere.
         """
         suffixes = [pack_rank(rank) for rank in ranks]
-        host, nvme, retired = self.host, self.nvme, self.retired
+        in_host, nvme, retired = self.host.namespace_at, self.nvme, self.retired
         if not suffixes:
             return lambda _: None
 
@@ -53,7 +53,7 @@ class Residency:
             slowest = TierName.HOST
             for suffix in suffixes:
                 packed = block + suffix
-                namespace = host.namespace_at(packed)
+                namespace = in_host(packed)
                 if namespace is None:
                     namespace = None if nvme is None else nvme.namespace_at(packed)
                     slowest = TierName.NVME

@@ -15,9 +15,9 @@ import array
 import hashlib
 import struct
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, NewType
+from typing import Final, NewType, cast
 
 from strongroom.errors import Misuse
 from strongroom.limits import EXTRAS_BYTES_MAX, PROMPT_TOKENS_MAX, TOKEN_ID_MAX
@@ -27,6 +27,8 @@ BlockId = NewType("BlockId", bytes)
 
 ROOT_PARENT: Final = BlockId(bytes(32))
 TOKEN_BYTES: Final = 4
+IdOf = Callable[[BlockId, int, int], BlockId]
+"""The id of a prompt's block by its parent's id, its first token and its end."""
 _PLACE: Final = struct.Struct("<QI")
 _PERSON: Final = b"strongroom/block"
 _PROMPT_DOMAIN: Final = b"strongroom/prompt/v1"
@@ -117,8 +119,9 @@ def pack_tokens(token_ids: Sequence[int]) -> bytes:
 
 def prompt_digest(packed_tokens: bytes) -> bytes:
     """SHA-256 over a prompt's packed token ids, with its own domain and count; 32 bytes."""
-    count = struct.pack("<I", _count(packed_tokens))
-    return hashlib.sha256(_PROMPT_DOMAIN + count + packed_tokens).digest()
+    digest = hashlib.sha256(_PROMPT_DOMAIN + struct.pack("<I", _count(packed_tokens)))
+    digest.update(packed_tokens)
+    return digest.digest()
 
 
 def block_id(
@@ -130,43 +133,42 @@ def block_id(
     if not 0 <= position <= PROMPT_TOKENS_MAX:
         raise Misuse("a block lies in a prompt", field="position", limit=PROMPT_TOKENS_MAX)
     count = _count(packed_tokens)
-    return _Hasher(lookup_key, extras).of(parent, position, count, packed_tokens)
+    digest = _keyed(lookup_key)
+    digest.update(parent + _PLACE.pack(position, count) + packed_tokens + _tail(extras))
+    return BlockId(digest.digest())
 
 
-class PromptIds:
-    """`block_id` for the blocks of one prompt under one key: what they share is checked once."""
+def ids_of(lookup_key: bytes, packed_tokens: bytes, extras: bytes = b"") -> IdOf:
+    """`block_id` for many blocks of one prompt under one key: what they share is checked once.
 
-    __slots__ = ("_hasher", "_tokens")
+    What is returned takes the parent's id and the block's first token and end, which lie in the
+    prompt. It runs for every block of every lookup, hence the plain form.
+    """
+    if _count(packed_tokens) > PROMPT_TOKENS_MAX:
+        raise Misuse("too many tokens", field="tokens", limit=PROMPT_TOKENS_MAX)
+    fresh = _keyed(lookup_key).copy
+    place = _PLACE.pack
+    tail = _tail(extras)
 
-    def __init__(self, lookup_key: bytes, packed_tokens: bytes, extras: bytes = b"") -> None:
-        if _count(packed_tokens) > PROMPT_TOKENS_MAX:
-            raise Misuse("too many tokens", field="tokens", limit=PROMPT_TOKENS_MAX)
-        self._hasher = _Hasher(lookup_key, extras)
-        self._tokens = packed_tokens
+    def id_of(parent: bytes, start: int, end: int) -> bytes:
+        packed = packed_tokens[start * 4 : end * 4]
+        digest = fresh()
+        digest.update(parent + place(start, len(packed) // 4) + packed + tail)
+        return digest.digest()
 
-    def of(self, parent: BlockId, start: int, end: int) -> BlockId:
-        """The id of tokens `[start, end)`, which lie in the prompt, after the block `parent`."""
-        packed = self._tokens[start * TOKEN_BYTES : end * TOKEN_BYTES]
-        return self._hasher.of(parent, start, len(packed) // TOKEN_BYTES, packed)
+    return cast("IdOf", id_of)
 
 
-class _Hasher:
-    """One lookup key, and the extras of one prompt."""
+def _keyed(lookup_key: bytes) -> hashlib.blake2b:
+    if len(lookup_key) != 32:
+        raise Misuse("a lookup key has 32 bytes", field="lookup_key", limit=32)
+    return hashlib.blake2b(digest_size=32, key=lookup_key, person=_PERSON)
 
-    __slots__ = ("_keyed", "_tail")
 
-    def __init__(self, lookup_key: bytes, extras: bytes) -> None:
-        if len(extras) > EXTRAS_BYTES_MAX:
-            raise Misuse("extras are too long", field="extras", limit=EXTRAS_BYTES_MAX)
-        if len(lookup_key) != 32:
-            raise Misuse("a lookup key has 32 bytes", field="lookup_key", limit=32)
-        self._keyed = hashlib.blake2b(digest_size=32, key=lookup_key, person=_PERSON)
-        self._tail = struct.pack("<I", len(extras)) + extras
-
-    def of(self, parent: BlockId, position: int, count: int, packed: bytes) -> BlockId:
-        digest = self._keyed.copy()
-        digest.update(parent + _PLACE.pack(position, count) + packed + self._tail)
-        return BlockId(digest.digest())
+def _tail(extras: bytes) -> bytes:
+    if len(extras) > EXTRAS_BYTES_MAX:
+        raise Misuse("extras are too long", field="extras", limit=EXTRAS_BYTES_MAX)
+    return struct.pack("<I", len(extras)) + extras
 
 
 def _count(packed_tokens: bytes) -> int:

@@ -104,9 +104,10 @@ class HostTier:
     def namespace_of(self, address: BlockAddress) -> NamespaceId | None:
         return self._index.namespace_of(address)
 
-    def namespace_at(self, packed: bytes) -> NamespaceId | None:
-        """`namespace_of` for an address that is packed already."""
-        return self._index.namespace_at(packed)
+    @property
+    def namespace_at(self) -> Callable[[bytes], NamespaceId | None]:
+        """`namespace_of` for addresses that are packed already."""
+        return self._index.namespace_at
 
     def touch(self, address: BlockAddress) -> None:
         self._index.touch(address)

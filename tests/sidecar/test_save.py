@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from sidecar.reasons import Reason
+from sidecar.settings import SpoolSync
 from storage.block import BlockContext
 from storage.fence import Fence
 from storage.retention import BlockKind, Retention
@@ -288,7 +289,9 @@ async def _zeroed(world: World, engine: Engine) -> None:
 
 async def test_a_save_revoked_at_any_await_is_never_visible_afterwards(tmp_path: Path) -> None:
     """The fence falls at every point at which the save or one of its seals gives way."""
-    async with harness(tmp_path, nvme_path=None) as world:
+    # Synced before serving, a save gives way at every record that it writes, too.
+    synced = SpoolSync.BEFORE_SERVING
+    async with harness(tmp_path, nvme_path=None, spool_sync=synced) as world:
         engine, host = await world.engine(), world.sidecar.store._host
         reached = 0
         for at in itertools.count():
