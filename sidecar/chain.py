@@ -4,14 +4,16 @@ Ids are keyed with the lookup key of the span's namespace (docs/format.md sectio
 ends at the first block that one of the ranks lacks; there the shorter blocks that a shorter
 prompt may have left are tried, longest first. Nothing beyond the granted spans is looked at.
 
-A lookup walks before its verdict, so it makes ids, ends and tiers only, and one object in all.
+A lookup walks before its verdict, so it makes columns of ids, ends and tiers only:
+no object a block, for which the collector of garbage would have to look after each verdict.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
-from sidecar.request import ChainedBlock, Hit, Prompt, Step
+from sidecar.request import ChainedBlock, Hit, Prompt
 from storage.tiers.protocol import TierName
 from strongroom.blocks import ROOT_PARENT, TOKEN_BYTES, BlockId, Extent, Grid, IdOf, ids_of
 from strongroom.derivation import NamespaceKeys
@@ -22,6 +24,16 @@ from strongroom.identity import NamespaceId
 KeySource = Callable[[NamespaceId], NamespaceKeys | None]
 Locate = Callable[[BlockId], TierName | None]
 """The slowest tier in which the ranks have a block; None where one of them lacks it."""
+
+
+@dataclass(slots=True)
+class _Found:
+    """Columns of a hit that grows."""
+
+    ids: list[BlockId] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+    spans: list[int] = field(default_factory=list)
+    tiers: list[TierName] = field(default_factory=list)
 
 
 class Chain:
@@ -49,9 +61,18 @@ class Chain:
 
     def longest(self, locate: Locate) -> Hit:
         """The stored prefix. Raises `Missing` when a key is not here."""
-        return Hit(tuple(self._stored(locate)), tuple(span.namespace for span in self._spans))
+        found = _Found()
+        self._walk(locate, found)
+        return Hit(
+            tuple(found.ids),
+            tuple(found.ends),
+            tuple(found.spans),
+            tuple(found.tiers),
+            tuple(span.namespace for span in self._spans),
+        )
 
-    def _stored(self, locate: Locate) -> Iterator[Step]:
+    def _walk(self, locate: Locate, found: _Found) -> None:
+        ids, ends, spans, tiers = found.ids, found.ends, found.spans, found.tiers
         size = self._grid.tokens_per_block
         parent = ROOT_PARENT
         for span, first, stop in self._grid.regions(
@@ -63,19 +84,25 @@ class Chain:
                 block = id_of(parent, start, end)
                 tier = locate(block)
                 if tier is None:
-                    yield from self._shorter(Extent(start, end, span), parent, locate)
+                    self._shorter(Extent(start, end, span), parent, locate, found)
                     return
-                yield block, end, span, tier
+                ids.append(block)
+                ends.append(end)
+                spans.append(span)
+                tiers.append(tier)
                 parent = block
 
-    def _shorter(self, missed: Extent, parent: BlockId, locate: Locate) -> Iterator[Step]:
+    def _shorter(self, missed: Extent, parent: BlockId, locate: Locate, found: _Found) -> None:
         """The longest shorter block that stands where this one missed, if there is any."""
         id_of = self._of_span(missed.span)
         for extent in self._grid.shorter(missed):
             block = id_of(parent, extent.start, extent.end)
             tier = locate(block)
             if tier is not None:
-                yield block, extent.end, extent.span, tier
+                found.ids.append(block)
+                found.ends.append(extent.end)
+                found.spans.append(extent.span)
+                found.tiers.append(tier)
                 return
 
     def _of_span(self, span: int) -> IdOf:

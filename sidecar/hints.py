@@ -233,7 +233,7 @@ class GatewaySession:
 
 def addresses_of(judged: Judged, facts: EngineFacts) -> list[BlockAddress]:
     """Every rank's shard of what was hit, in the order in which a load reads."""
-    return [BlockAddress(step[0], rank) for step in judged.hit.steps for rank in facts.ranks]
+    return [BlockAddress(block, rank) for block in judged.hit.ids for rank in facts.ranks]
 
 
 def _tell_nobody() -> None:

@@ -274,16 +274,16 @@ def pieces(hit: Hit) -> Iterator[tuple[int, TierName]]:
     `PIECES` a run in one tier, so that a decision costs the same for any length of prompt.
     """
     size = max(1, -(-len(hit) // PIECES))
-    steps = hit.steps
-    last = len(steps) - 1
+    tiers = hit.tiers
+    last = len(hit) - 1
     in_piece = 0
-    for number, (_, end, _, tier) in enumerate(steps):
+    for number, (end, tier) in enumerate(zip(hit.ends, tiers, strict=True)):
         in_piece += 1
         if (
             number == last
             or number < SINGLE_PIECES
             or in_piece == size
-            or steps[number + 1][3] is not tier
+            or tiers[number + 1] is not tier
         ):
             yield end, tier
             in_piece = 0

@@ -12,6 +12,7 @@ until it ends or is invalidated, whatever becomes of the grant.
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -34,46 +35,54 @@ class ChainedBlock:
     namespace: NamespaceId
 
 
-Step = tuple[BlockId, int, int, TierName]
-"""A block of a hit as a lookup meets it: id, end in the prompt, span, tier."""
-
-
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """The stored prefix of a prompt, block after block. `ChainedBlock`s are made as one iterates:
-    a verdict needs none of them.
+    """The stored prefix of a prompt in columns, block after block.
+
+    `ChainedBlock`s are made as one iterates: a verdict needs none of them, and what is kept of a
+    request is a handful of objects for the collector of garbage however long its prompt is.
     """
 
-    steps: tuple[Step, ...] = ()
+    ids: tuple[BlockId, ...] = ()
+    ends: tuple[int, ...] = ()
+    """Where each block ends in the prompt."""
+    spans: tuple[int, ...] = ()
+    tiers: tuple[TierName, ...] = ()
     namespaces: tuple[NamespaceId, ...] = ()
-    """Of each span."""
+    """Of each span, not of each block."""
 
     def __len__(self) -> int:
-        return len(self.steps)
+        return len(self.ids)
 
     def __iter__(self) -> Iterator[ChainedBlock]:
         parent, start = ROOT_PARENT, 0
-        for block, end, span, _ in self.steps:
+        for block, end, span in zip(self.ids, self.ends, self.spans, strict=True):
             yield ChainedBlock(Extent(start, end, span), block, parent, self.namespaces[span])
             parent, start = block, end
 
     @property
     def tokens(self) -> int:
-        return self.steps[-1][1] if self.steps else 0
+        return self.ends[-1] if self.ends else 0
 
     @property
     def tier(self) -> TierName | None:
         """The slowest tier that it will be read from."""
-        if not self.steps:
+        if not self.tiers:
             return None
-        tiers = [step[3] for step in self.steps]
-        return TierName.NVME if TierName.NVME in tiers else TierName.HOST
+        return TierName.NVME if TierName.NVME in self.tiers else TierName.HOST
 
     def front(self, tokens: int) -> Hit:
         """Its blocks that end at token `tokens` or before."""
         if tokens >= self.tokens:
             return self
-        return Hit(tuple(step for step in self.steps if step[1] <= tokens), self.namespaces)
+        count = bisect_right(self.ends, tokens)
+        return Hit(
+            self.ids[:count],
+            self.ends[:count],
+            self.spans[:count],
+            self.tiers[:count],
+            self.namespaces,
+        )
 
 
 @dataclass(frozen=True, slots=True, repr=False)
