@@ -6,8 +6,12 @@
 - Where none has, blocks are evicted in the index's order (retention, recency, frequency, shares;
   children before parents) until they make one region worth emptying. Only what lies in that
   region is evicted; the rest of it is worth keeping and is moved.
-- Which records a region holds is read from the region itself, so that memory holds nothing for a
-  block but its row in the index. What the file does not tell any more is dropped.
+- A move that was broken off, by an error, a cancellation or the end of the process, goes on
+  before the room is taken that it needs. Where no blank region is left all the same, one is
+  emptied by evicting all that lives in it: a tier without a blank region would stay full for ever.
+- Which records a region holds is read from the region itself, before another is opened for them,
+  so that memory holds nothing for a block but its row in the index. What the file does not tell
+  any more is dropped; so is all of a region that cannot be read.
 - A moved record's old copy is dead like a dropped one's: if the region cannot be renewed at
   once, its header is overwritten, or a restart would find it again.
 """
@@ -42,6 +46,8 @@ MOVE_LIVE_MAX = 0.75
 most three bytes are copied for one that is won."""
 _LOOK_MAX = 1024
 """Candidates for eviction that are looked at in one step."""
+_RENEWALS_MAX = 3
+"""How often the last blank region may fail to be renewed before another is made blank."""
 _MOVE_BYTES = 8 * 1024 * 1024
 """How much is read before it is written, or one record."""
 
@@ -69,6 +75,8 @@ class Reclaimer:
         self.moved = 0
         self.reclaimed = 0
         """Regions that were emptied."""
+        self._is_broken_off = True
+        """Whether a move may have been; nothing is known of those before the start."""
 
     async def make_room(self, nbytes: int, writer: ComponentId, keep: BlockAddress) -> None:
         """Return when the open region takes `nbytes`.
@@ -76,13 +84,15 @@ class Reclaimer:
         `writer` is the tenant that room is made for, `keep` its block's parent. Raises
         `Overloaded` or `Unavailable`.
         """
+        if self._is_broken_off:
+            await self._go_on()
         while not self._writer.fits(nbytes):
             self._writer.region = None
             await self._catalogue.forget_lost()
             blank = self._blank_regions()
             if len(blank) > 1:
                 await self._turn_to_one_of(blank[:-1])
-            elif blank and await self._empty_one(nbytes, blank[0], writer, keep):
+            elif await self._empty_one(nbytes, blank[0] if blank else None, writer, keep):
                 continue
             elif self._writer.taken:
                 # Writes under way end by themselves, and then their regions may be looked at.
@@ -121,25 +131,54 @@ class Reclaimer:
         assert failure is not None
         raise failure
 
+    async def _go_on(self) -> None:
+        """Finish a move that was broken off, while the open region has the room for the rest."""
+        if not self._blank_regions():
+            victim = self._emptiest(self._writer.left)
+            if victim is not None:
+                await self._move_all(victim, await self._live_records(victim))
+        self._is_broken_off = False
+
     async def _empty_one(
-        self, nbytes: int, blank: Region, writer: ComponentId, keep: BlockAddress
+        self, nbytes: int, blank: Region | None, writer: ComponentId, keep: BlockAddress
     ) -> bool:
-        """Open the last blank region and move another's records there, if one can be emptied."""
-        room = self._devices.payload_bytes(blank)
+        """Make a region blank, if one can be: by moving what lives there into `blank`, the last
+        one, which is open then; without one by evicting it.
+        """
+        room = min(self._devices.payload_bytes(region) for region in self._devices.regions)
         limit = min(int(MOVE_LIVE_MAX * room), room - nbytes)
         victim = self._emptiest(limit) or await self._thinned(limit, writer, keep)
         if victim is None:
             return False
         if not victim.live:
             return True  # evicted whole: it is blank itself
-        await self._writer.turn_to(blank)
-        await self._move_all(victim)
+        live = await self._live_records(victim)
+        if blank is not None and victim.live and await self._opened(blank):
+            self._is_broken_off = True
+            await self._move_all(victim, live)
+            self._is_broken_off = False
+            return True
+        for one in live:
+            row = self._catalogue.index.get(one.address)
+            if row is not None and row.place == one.place:
+                self._catalogue.evict(one.address)
+        return not victim.live and not victim.busy
+
+    async def _opened(self, blank: Region) -> bool:
+        """Open the last blank region; false when it failed often enough to do without it."""
+        try:
+            await self._writer.turn_to(blank)
+        except Unavailable:
+            if blank.failures < _RENEWALS_MAX:
+                raise
+            return False
         return True
 
     def _quiet(self) -> Iterator[Region]:
-        """Regions that might be emptied."""
+        """Regions that might be emptied, and could be written then."""
         for region in self._devices.regions:
-            if region.live and not region.busy and self._devices.in_service(region):
+            is_idle = region.live and not region.busy and region is not self._writer.region
+            if is_idle and self._devices.writable(region):
                 yield region
 
     def _emptiest(self, limit: int) -> Region | None:
@@ -187,11 +226,10 @@ class Reclaimer:
         best = min((slot for slot in goes if goes[slot]), key=left.__getitem__, default=-1)
         return best, goes.get(best, [])
 
-    async def _move_all(self, victim: Region) -> None:
+    async def _move_all(self, victim: Region, live: list[_Live]) -> None:
         """Copy what lives in `victim` to the log's end; it is blank then."""
         victim.busy += 1
         try:
-            live = await self._live_records(victim)
             batch: list[_Live] = []
             for one in live:
                 if batch and sum(b.place.nbytes for b in batch) + one.place.nbytes > _MOVE_BYTES:
@@ -212,9 +250,19 @@ class Reclaimer:
                 _log.warning("region %d is not renewed yet: %s", victim.number, error.message)
 
     async def _live_records(self, victim: Region) -> list[_Live]:
+        """What lives in a region; what cannot be read there does not any more."""
         files = self._devices.files_of(victim)
         made: list[Survey] = []
-        await self._devices.run(victim, partial(_survey_into, files, victim, made), always=True)
+        job = partial(_survey_into, files, victim, made)
+        try:
+            await self._devices.run(victim, job, always=True)
+        except (Overloaded, Unavailable) as error:
+            # It would be chosen again with every write otherwise, for ever.
+            _log.warning("region %d is given up: %s", victim.number, error.message)
+            victim.failures += 1
+            await self._catalogue.forget_region(victim, ())
+            return []
+        self._devices.errors += made[0].unreadable
         found = made[0].found
         live: list[_Live] = []
         for number in range(len(found)):
@@ -282,7 +330,7 @@ class Reclaimer:
 
 
 def _survey_into(files: RegionFiles, region: Region, results: list[Survey]) -> None:
-    results.append(survey(files, region, region.tail))
+    results.append(survey(files, region, region.tail, region.generation))
 
 
 def _read_whole(files: RegionFiles, span: Span) -> None:

@@ -110,6 +110,7 @@ async def _survey_all(devices: Devices, depth: int, told: Progress) -> list[tupl
             await devices.run(region, partial(_survey_into, files, region, made), always=True)
         except (Unavailable, Overloaded) as error:
             _log.warning("region %d was not read: %s", region.number, error.message)
+        devices.errors += made[-1].unreadable
         results.append((region, made[-1]))
         at = replace(
             at,

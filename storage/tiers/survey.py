@@ -7,6 +7,8 @@ Rules:
 - After a record whose length can be believed the walk goes on behind it. Otherwise it looks at
   every page for the next record of this region and generation. Zeros count as nothing.
 - Nothing that is found is trusted to be right, only to be a candidate.
+- A page that the device does not give is one more fault: it costs the record whose header or
+  tail it is. With too many of them the region cannot be read.
 - Small records are read in long stretches; of large ones the last page and the next record's
   first are read together, one call a record. What is found goes into columns: a million
   objects would cost more than the reading.
@@ -40,6 +42,8 @@ _STRETCH_BYTES = 1024 * 1024
 _SMALL_RECORD_BYTES = 128 * 1024
 """Up to this length the bytes between two headers are read along with them."""
 _NO_PRIORITY = 255
+_UNREADABLE_MAX = 8
+"""More bad pages in one region are not worth walking around: each may take the device seconds."""
 
 
 class Found:
@@ -119,6 +123,8 @@ class Survey:
         self.generation = 0
         self.tail = REGION_HEADER_BYTES
         """Behind the last record or fault."""
+        self.unreadable = 0
+        """Pages that the device did not give."""
 
     @property
     def last_sequence(self) -> int:
@@ -136,14 +142,17 @@ class Survey:
         return len(self.found) > 0 and not self.faults
 
 
-def survey(files: RegionFiles, region: Region, end: int | None = None) -> Survey:
+def survey(
+    files: RegionFiles, region: Region, end: int | None = None, generation: int | None = None
+) -> Survey:
     """Walk one region up to `end`. Blocks; raises `OSError` when the device fails.
 
     A region whose own header is not this store's is foreign as a whole, and blank when it was
-    never used.
+    never used. A `generation` that is known is not asked of the header.
     """
     result = Survey()
-    generation = files.generation_of(region)
+    if generation is None:
+        generation = files.generation_of(region)
     if generation is None:
         if files.next_data(region, 0) < files.region_bytes and not _is_blank(files, region):
             result.faults[Fault.FOREIGN] += 1
@@ -164,17 +173,28 @@ class _Window:
         self._buffer = aligned(_STRETCH_BYTES)
         self._first = 0
         self._end = 0
+        self._bad_from = 0
+        self._bad_end = 0
         self.stretch_bytes = 2 * PAGE_BYTES
         """How much is read at once: as much as is likely to be looked at."""
 
     def page(self, offset: int) -> memoryview:
         """The page at `offset`, valid until the next call; shorter where the file ends."""
         if not self._first <= offset <= self._end - PAGE_BYTES:
-            wanted = min(self.stretch_bytes, self._region_end - offset)
-            got = self._files.read(self._region, offset, self._buffer[:wanted])
+            self._first = self._end = 0
+            got = self._read(offset, min(self.stretch_bytes, self._region_end - offset))
             self._first, self._end = offset, offset + got
         at = offset - self._first
         return self._buffer[at : min(at + PAGE_BYTES, self._end - self._first)]
+
+    def _read(self, offset: int, nbytes: int) -> int:
+        if not self._bad_from <= offset < self._bad_end:
+            try:
+                return self._files.read(self._region, offset, self._buffer[:nbytes])
+            except OSError:
+                # Somewhere in it is a bad page. Is it this one?
+                self._bad_from, self._bad_end = offset, offset + nbytes
+        return self._files.read(self._region, offset, self._buffer[:PAGE_BYTES])
 
 
 class _Walk:
@@ -194,7 +214,11 @@ class _Walk:
 
     def _step(self, offset: int) -> int:
         """Take or count what is at `offset`; returns where to look next."""
-        head = self._window.page(offset)
+        head = self._page(offset)
+        if head is None:
+            self._count(Fault.CORRUPT, 0)
+            self._result.tail = offset + PAGE_BYTES
+            return offset + PAGE_BYTES
         if len(head) < HEADER_BYTES:
             self._result.faults[Fault.TORN] += len(head) > 0
             return self._end
@@ -219,6 +243,16 @@ class _Walk:
         self._result.tail = offset + length
         return offset + length
 
+    def _page(self, offset: int) -> memoryview | None:
+        """The page at `offset`; None when the device does not give it."""
+        try:
+            return self._window.page(offset)
+        except OSError:
+            self._result.unreadable += 1
+            if self._result.unreadable > _UNREADABLE_MAX:
+                raise
+            return None
+
     def _check_place(self, head: memoryview, offset: int) -> Placement:
         placement = read_placement(head)
         if placement.store != self._files.store:
@@ -234,8 +268,8 @@ class _Walk:
         if end > self._end:
             raise BadRecord(Fault.TORN, "the record goes beyond its region")
         # The next record's first page comes along with this one's last.
-        last = self._window.page(end - PAGE_BYTES)
-        if len(last) < PAGE_BYTES:
+        last = self._page(end - PAGE_BYTES)
+        if last is None or len(last) < PAGE_BYTES:
             raise BadRecord(Fault.TORN, "the region file is cut short")
         check_tail(facts, last[-TAIL_BYTES:])
 

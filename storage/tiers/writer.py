@@ -54,10 +54,15 @@ class LogWriter:
 
     def fits(self, nbytes: int) -> bool:
         """Whether the open region takes `nbytes` more."""
+        return nbytes <= self.left
+
+    @property
+    def left(self) -> int:
+        """Bytes that the open region still takes."""
         region = self.region
         if region is None or not self._devices.writable(region):
-            return False
-        return region.tail + nbytes <= self._devices.files_of(region).region_bytes
+            return 0
+        return self._devices.files_of(region).region_bytes - region.tail
 
     async def turn_to(self, region: Region) -> None:
         """Open a region without live records, renewing it if it holds anything."""

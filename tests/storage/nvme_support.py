@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from storage.block import BlockContext
-from storage.faulty import Hold
+from storage.faulty import Hold, Made
 from storage.lifecycle import Resident
 from storage.memory import aligned
 from storage.retention import Retention
@@ -84,6 +84,15 @@ async def read_all(
     await tier.read_many(wanted, done)
     assert len(ends) == len(contexts)
     return [bytes(into[4096:]) for _, into in wanted], ends, order
+
+
+def touching(at: int, fd: int | None = None) -> Callable[[Made], bool]:
+    """Calls that the byte at `at` is part of, in one file or in any."""
+
+    def is_one(made: Made) -> bool:
+        return fd in {None, made.fd} and made.offset <= at < made.offset + made.nbytes
+
+    return is_one
 
 
 async def until(event: Callable[[], bool]) -> None:

@@ -19,7 +19,7 @@ from storage.header import HEADER_BYTES, TAIL_BYTES, VERSION, read_header
 from storage.memory import aligned
 from storage.tiers.nvme import NvmeTier
 from strongroom.errors import Corrupt, Missing, Overloaded, StrongroomError, Unavailable
-from tests.storage.nvme_support import check_balance, check_empties, entered, put_many
+from tests.storage.nvme_support import check_balance, check_empties, entered, put_many, touching
 from tests.storage.support import KEYS, context, plaintext
 from tests.storage.test_recovery import (
     FIRST,
@@ -398,13 +398,36 @@ async def test_a_failing_read_is_typed_and_counted_and_may_be_tried_again(
         check_empties(tier)
 
 
+@pytest.mark.parametrize("at", [SECOND, SECOND + RECORD - 4096], ids=["header", "tail"])
+async def test_a_bad_page_at_start_costs_the_record_that_it_is_of(tmp_path: Path, at: int) -> None:
+    await three(tmp_path)
+    faulty = Faulty()
+    faulty.script(Call.READ, Fail(errno.EIO), times=None, where=touching(at))
+    async with opened(tmp_path, make=faulty.make_files) as tier:
+        assert tier.statistics().blocks == 2
+        assert tier.statistics().io_errors == 1
+        faulty.clear()
+        assert [number for number in (1, 2, 3) if context(number).address in tier] == [1, 3]
+        check_empties(tier)
+
+
+async def test_one_read_that_fails_at_start_costs_nothing(tmp_path: Path) -> None:
+    await three(tmp_path)
+    faulty = Faulty()
+    faulty.script(Call.READ, Fail(errno.EIO), where=is_record)
+    async with opened(tmp_path, make=faulty.make_files) as tier:
+        assert tier.statistics().blocks == 3
+        check_empties(tier)
+
+
 async def test_a_device_that_cannot_be_read_at_start_costs_its_blocks_and_not_the_start(
     tmp_path: Path,
 ) -> None:
     await three(tmp_path)
     faulty = Faulty()
-    faulty.script(Call.READ, Fail(errno.EIO), where=is_record)
+    faulty.script(Call.READ, Fail(errno.EIO), times=None, where=is_record)
     async with opened(tmp_path, make=faulty.make_files) as tier:
+        faulty.clear()
         assert tier.statistics().blocks == 0
         assert tier.statistics().io_errors == 1
         for number in range(30):
