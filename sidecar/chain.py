@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from sidecar.request import ChainedBlock, Hit, Prompt
 from storage.tiers.protocol import TierName
@@ -22,8 +23,9 @@ from strongroom.grant import GrantedSpan
 from strongroom.identity import NamespaceId
 
 KeySource = Callable[[NamespaceId], NamespaceKeys | None]
-Locate = Callable[[BlockId], TierName | None]
-"""The slowest tier in which the ranks have a block; None where one of them lacks it."""
+Locate = Callable[[Sequence[BlockId]], Sequence[TierName]]
+"""The slowest tier in which the ranks have a block, of those blocks in front that all have."""
+_FIRST_BATCH: Final = 8
 
 
 @dataclass(slots=True)
@@ -34,6 +36,18 @@ class _Found:
     ends: list[int] = field(default_factory=list)
     spans: list[int] = field(default_factory=list)
     tiers: list[TierName] = field(default_factory=list)
+
+    @property
+    def last(self) -> BlockId:
+        return self.ids[-1] if self.ids else ROOT_PARENT
+
+    def add(
+        self, ids: Sequence[BlockId], ends: Sequence[int], span: int, tiers: Sequence[TierName]
+    ) -> None:
+        self.ids += ids
+        self.ends += ends
+        self.spans += [span] * len(ids)
+        self.tiers += tiers
 
 
 class Chain:
@@ -72,37 +86,40 @@ class Chain:
         )
 
     def _walk(self, locate: Locate, found: _Found) -> None:
-        ids, ends, spans, tiers = found.ids, found.ends, found.spans, found.tiers
+        """Batch by batch, twice as long each time: a miss leaves little that was hashed in vain."""
         size = self._grid.tokens_per_block
+        batch = _FIRST_BATCH
         parent = ROOT_PARENT
         for span, first, stop in self._grid.regions(
             self._ends, len(self._prompt.tokens) // TOKEN_BYTES
         ):
             id_of = self._of_span(span)
-            for start in range(first, stop, size):
-                end = min(start + size, stop)
-                block = id_of(parent, start, end)
-                tier = locate(block)
-                if tier is None:
-                    self._shorter(Extent(start, end, span), parent, locate, found)
+            begun = first
+            while begun < stop:
+                starts = range(begun, min(begun + batch * size, stop), size)
+                ends = [*starts[1:], min(starts[-1] + size, stop)]
+                ids = []
+                for start, end in zip(starts, ends, strict=True):
+                    parent = id_of(parent, start, end)
+                    ids.append(parent)
+                tiers = locate(ids)
+                here = len(tiers)
+                found.add(ids[:here], ends[:here], span, tiers)
+                if here < len(ids):
+                    missed = Extent(starts[here], ends[here], span)
+                    self._shorter(missed, found.last, locate, found)
                     return
-                ids.append(block)
-                ends.append(end)
-                spans.append(span)
-                tiers.append(tier)
-                parent = block
+                begun = ends[-1]
+                batch *= 2
 
     def _shorter(self, missed: Extent, parent: BlockId, locate: Locate, found: _Found) -> None:
         """The longest shorter block that stands where this one missed, if there is any."""
         id_of = self._of_span(missed.span)
         for extent in self._grid.shorter(missed):
-            block = id_of(parent, extent.start, extent.end)
-            tier = locate(block)
-            if tier is not None:
-                found.ids.append(block)
-                found.ends.append(extent.end)
-                found.spans.append(extent.span)
-                found.tiers.append(tier)
+            ids = [id_of(parent, extent.start, extent.end)]
+            tiers = locate(ids)
+            if tiers:
+                found.add(ids, [extent.end], extent.span, tiers)
                 return
 
     def _of_span(self, span: int) -> IdOf:

@@ -11,7 +11,7 @@ outlives its children: a child without its parent can never match, so victims ar
 from __future__ import annotations
 
 import array
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -109,6 +109,13 @@ class Index:
         """`namespace_of` for an address that is packed already."""
         slot = self._slots.get(packed)
         return None if slot is None else self._names[self._namespace[slot]]
+
+    def namespaces_at(self, packed: Iterable[bytes]) -> list[NamespaceId | None]:
+        """`namespace_at` of each."""
+        slot_of, names, numbers = self._slots.get, self._names, self._namespace
+        return [
+            None if (slot := slot_of(each)) is None else names[numbers[slot]] for each in packed
+        ]
 
     def retention_of(self, address: BlockAddress) -> Retention:
         """How a copy of a resident block in another tier is kept; the default for an absent one."""

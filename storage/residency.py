@@ -9,7 +9,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from storage.block import BlockAddress, BlockContext, pack_rank
 from storage.fence import Fence, Fenced
@@ -40,28 +40,42 @@ class Residency:
         namespace = self.nvme.namespace_of(address)
         return None if namespace is None or namespace in self.retired else TierName.NVME
 
-    def locator(self, ranks: Collection[int]) -> Callable[[BlockId], TierName | None]:
-        """For many blocks in a row: the slowest tier that the shards of these ranks are read
-        from, None where one of them is nowhere. Without a rank nothing is anywhere.
+    def locator(self, ranks: Collection[int]) -> Callable[[Sequence[BlockId]], Sequence[TierName]]:
+        """For many blocks in a row: of those in front that are resident on each of these ranks,
+        the slowest tier that their shards are read from. Without a rank nothing is resident.
         """
         suffixes = [pack_rank(rank) for rank in ranks]
-        in_host, nvme, retired = self.host.namespace_at, self.nvme, self.retired
-        if not suffixes:
-            return lambda _: None
 
-        def locate(block: BlockId) -> TierName | None:
-            slowest = TierName.HOST
-            for suffix in suffixes:
-                packed = block + suffix
-                namespace = in_host(packed)
-                if namespace is None:
-                    namespace = None if nvme is None else nvme.namespace_at(packed)
-                    slowest = TierName.NVME
-                if namespace is None or namespace in retired:
-                    return None
-            return slowest
+        def locate(blocks: Sequence[BlockId]) -> Sequence[TierName]:
+            if suffixes and all(self._all_in_host(blocks, suffix) for suffix in suffixes):
+                return [TierName.HOST] * len(blocks)
+            tiers: list[TierName] = []
+            for block in blocks:
+                tier = self._slowest(block, suffixes)
+                if tier is None:
+                    break
+                tiers.append(tier)
+            return tiers
 
         return locate
+
+    def _all_in_host(self, blocks: Sequence[BlockId], suffix: bytes) -> bool:
+        namespaces = set(self.host.namespaces_at([block + suffix for block in blocks]))
+        return None not in namespaces and self.retired.isdisjoint(namespaces)
+
+    def _slowest(self, block: BlockId, suffixes: Sequence[bytes]) -> TierName | None:
+        slowest = None
+        for suffix in suffixes:
+            packed = block + suffix
+            (namespace,) = self.host.namespaces_at((packed,))
+            if namespace is not None:
+                slowest = slowest or TierName.HOST
+            else:
+                namespace = None if self.nvme is None else self.nvme.namespace_at(packed)
+                slowest = TierName.NVME
+            if namespace is None or namespace in self.retired:
+                return None
+        return slowest
 
     def waiting_on_nvme(self, address: BlockAddress) -> Resident | None:
         """The block's metadata, where NVMe alone has it: what bringing it to host would move."""

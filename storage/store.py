@@ -133,7 +133,7 @@ class BlockStore:
         """The fastest tier that has the block; a hint, never proof."""
         return self._residency.tier_of(address)
 
-    def locator(self, ranks: Collection[int]) -> Callable[[BlockId], TierName | None]:
+    def locator(self, ranks: Collection[int]) -> Callable[[Sequence[BlockId]], Sequence[TierName]]:
         """For many blocks in a row, within one step: see `Residency.locator`."""
         return self._residency.locator(ranks)
 

@@ -13,7 +13,15 @@ was lowered it gives up at most twice what comes in, so that it comes down step 
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import asynccontextmanager, contextmanager
 from typing import Final
 
@@ -104,10 +112,9 @@ class HostTier:
     def namespace_of(self, address: BlockAddress) -> NamespaceId | None:
         return self._index.namespace_of(address)
 
-    @property
-    def namespace_at(self) -> Callable[[bytes], NamespaceId | None]:
-        """`namespace_of` for addresses that are packed already."""
-        return self._index.namespace_at
+    def namespaces_at(self, packed: Iterable[bytes]) -> Sequence[NamespaceId | None]:
+        """`namespace_of` for each of many addresses that are packed already."""
+        return self._index.namespaces_at(packed)
 
     def touch(self, address: BlockAddress) -> None:
         self._index.touch(address)
