@@ -5,9 +5,10 @@ Rules (DESIGN section 10):
   then the caller serves nothing. A written event survives the death of the process. Whether it
   is also synced before `record` returns, or within a second, is a setting.
 - Where it is synced later, an event that finds nothing in its way is written by the caller
-  itself: a line into the page cache costs less than the way to another thread. Syncs, and
-  whatever changes the file, run on the spool's thread, and while the file changes nobody else
-  writes.
+  itself: a line into the page cache costs less than the way to another thread. When the disk
+  makes such a write wait, others go by the thread for a while, so that the loop stands still
+  once at most. Syncs, and whatever changes the file, run on the spool's thread, and while the
+  file changes nobody else writes.
 - Events are counted from `FIRST_COUNT` without a gap and hash-chained: `prev` is the SHA-256 of
   the canonical JSON of the event before, `genesis(spool)` for the first.
 - The spool is a row of segment files, `<first count>.jsonl`. The first line of each says which
@@ -25,6 +26,7 @@ import hashlib
 import logging
 import os
 import secrets
+import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -49,6 +51,9 @@ _logger = logging.getLogger(__name__)
 QUEUE_MAX: Final = 4096
 _BATCH_MAX: Final = 256
 _SYNC_S: Final = 0.5
+_SLOW_S: Final = 0.005
+"""A write on the loop that takes longer is one that the disk made wait."""
+_BY_THREAD_S: Final = 1.0
 _SUFFIX: Final = ".jsonl"
 _Args = TypeVarTuple("_Args")
 _Result = TypeVar("_Result")
@@ -109,6 +114,8 @@ class Spool:
         self._unsynced = False
         self._syncing = False
         """A sync runs, which a write beside it does not disturb."""
+        self._clock = time.monotonic
+        self._by_thread_until_s = 0.0
         self._lost = False
         """The last segment holds what nobody knows: nothing is written there any more."""
         self._blocked = False
@@ -161,6 +168,7 @@ class Spool:
             self._settings.sync is SpoolSync.WITHIN_SECOND
             and self._file is not None
             and not self._lost
+            and self._clock() >= self._by_thread_until_s
             and self._segments[-1].size < self._settings.segment_bytes
             and self._queue.empty()
             and (self._syncing or not self._using_file.locked())
@@ -171,11 +179,15 @@ class Spool:
         assert self._file is not None
         try:
             line, chained = self._chained(event, self.next_count, self._prev)
+            began_s = self._clock()
             self._append_at_once(self._file.fileno(), line)
+            ended_s = self._clock()
         except (OSError, ValueError, StrongroomError) as error:
             self._failed(error)
             raise Unavailable("the audit spool cannot be written") from error
         self.next_count, self._prev = self.next_count + 1, chained
+        if ended_s - began_s > _SLOW_S:
+            self._by_thread_until_s = ended_s + _BY_THREAD_S
         self._blocked = False
         self.news.set()
 

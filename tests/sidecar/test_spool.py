@@ -109,6 +109,35 @@ async def test_a_record_does_not_wait_for_another_thread_nor_for_a_sync(
     assert events[1].prev == event_hash(events[0])
 
 
+async def test_after_a_write_that_the_disk_made_wait_others_go_by_the_thread_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, now_s = os.write, [100.0]
+
+    def slow(descriptor: int, line: bytes) -> int:
+        now_s[0] += 0.006
+        return real(descriptor, line)
+
+    async with Spool.opened(tmp_path / "s", SETTINGS) as spool:
+        monkeypatch.setattr(spool, "_clock", lambda: now_s[0])
+        with monkeypatch.context() as patched:
+            patched.setattr("os.write", slow)
+            await spool.record(event("slow"))
+        recording = spool.record(event("by the thread"))
+        written_by_thread = recording.send(None)
+        assert written_by_thread is not None
+        assert [each.request for each in written(tmp_path / "s")] == ["slow"]
+        recording.close()
+        now_s[0] += 1.0
+        while spool.next_count < FIRST_COUNT + 2:
+            await asyncio.sleep(0)
+        recording = spool.record(event("at once again"))
+        with pytest.raises(StopIteration):
+            recording.send(None)
+    requests = [each.request for each in written(tmp_path / "s")]
+    assert requests == ["slow", "by the thread", "at once again"]
+
+
 async def test_synced_before_serving_a_record_waits_for_its_sync(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
