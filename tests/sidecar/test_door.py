@@ -368,6 +368,21 @@ async def test_a_connection_is_closed_also_when_its_last_frames_are_never_read()
         assert ours.fileno() == -1
 
 
+async def test_what_is_queued_for_an_engine_is_bounded() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setblocking(False)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        connection = Connection(ours, queue_max=8, send_timeout_s=60)
+        for number in range(5000):
+            connection.send(Pong(number))
+        assert len(connection._outgoing) == 8
+        assert connection.failure is not None
+        assert connection.failure.code == "overloaded"
+        theirs.close()
+        await connection.serve(unexpected)
+
+
 async def unexpected(frame: object) -> None:
     raise AssertionError(frame)
 

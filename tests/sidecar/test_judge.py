@@ -122,6 +122,28 @@ async def test_an_expired_grant_misses(stored: Stored) -> None:
     assert await stored.hits("expired", stored.grant(iat=now - 300, exp=now - 1)) == DENIED
 
 
+@pytest.mark.parametrize("of", ["component", "subject"])
+async def test_a_grant_and_keys_that_served_before_a_revocation_serve_nothing_after_it(
+    stored: Stored, of: str
+) -> None:
+    """Signature and keys are remembered by then; whether they may be used is not."""
+    world = stored.world
+    granted = stored.grant()
+    other = world.control.tenant()
+    others = world.control.grant(other, stored.prompt)
+    for number in range(3):
+        assert await stored.hits(f"before-{number}", granted) == HIT
+    assert await stored.hits("another tenant, before", others) == 0
+    if of == "component":
+        entry = world.control.revoke(world.tenant.everyone)
+    else:  # the keys stay, for other subjects
+        kind = InvalidationKind.SUBJECT
+        entry = world.control.append(kind, tenant=world.tenant.id, subject=granted.claims.sub)
+    await world.control.until_acked("fenced", entry.seq)
+    assert await stored.hits("after", granted) == DENIED
+    assert await stored.hits("another tenant, after", others) == 0
+
+
 async def test_setting_the_wall_clock_back_keeps_no_grant_alive(tmp_path: Path) -> None:
     boot = ManualClock()
     start = time.time()
