@@ -119,7 +119,8 @@ class Cipher:
         # One step of this iterator is one step of the interpreter: no index is given out twice.
         left = iter(range(count))
         async with self._turns.turn(context.tenant, total):
-            await self._workers.run(*[lambda: work(left)] * max(parts, 1))
+            # The turns are the bound: what was let in is not refused for its number of jobs.
+            await self._workers.run(*[lambda: work(left)] * max(parts, 1), always=True)
 
 
 def _follow(context: BlockContext, opened: Callable[[int], None] | None) -> Progress | None:

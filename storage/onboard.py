@@ -224,7 +224,8 @@ class Onboarding:
             # Without the error: reads are waited for, also when whoever reads was cancelled.
             await self._tasks.__aexit__(None, None, None)
         finally:
-            for index in tuple(self._holds):
+            for index in range(len(self._states)):
+                self._give_up(index)
                 self.release(index)
             self._owner.leave(self)
 
@@ -355,11 +356,18 @@ class Onboarding:
             # What a cancellation left unsettled: no thread writes there any more.
             for index, view in zip(indexes, views, strict=True):
                 view.release()
-                state = self._states[index]
-                if isinstance(state, Staged):
-                    host.abandon(state.reserved)
-                    self._states[index] = Failed(state.address, Missing("given up"))
+                self._give_up(index)
             self._news.set()
+
+    def _give_up(self, index: int) -> None:
+        """Give back the room of a block that nothing is read into any more, or ever was.
+
+        A task that is cancelled before its first step never gets to its own `finally`.
+        """
+        state = self._states[index]
+        if isinstance(state, Staged):
+            self._residency.host.abandon(state.reserved)
+            self._states[index] = Failed(state.address, Missing("given up"))
 
     def _settle(self, index: int, record: memoryview, error: StrongroomError | None) -> None:
         """Publish what was read, or give its room back. Nothing is awaited in here."""

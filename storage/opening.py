@@ -65,7 +65,7 @@ class Opening:
     def __init__(self, residency: Residency, cipher: Cipher) -> None:
         self._residency = residency
         self._cipher = cipher
-        self._buffers = ReadBuffers()
+        self._buffers = ReadBuffers(weight=residency.host.weight)
         self._hits: dict[TierName, int] = {}
         self._misses = 0
         self._quarantined = 0
@@ -193,7 +193,8 @@ class Opening:
         try:
             reserved = self._residency.reserve(context)
         except Overloaded:
-            async with self._buffers.borrow(record_bytes(context.segment_bytes)) as record:
+            nbytes = record_bytes(context.segment_bytes)
+            async with self._buffers.borrow(context.tenant, nbytes) as record:
                 await nvme.read_into(context.address, record)
                 yield record, None
             return

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.block import BlockContext
+from storage.buffers import ReadBuffers
 from storage.crypto import Cipher
 from storage.fair import COST_BYTES_MIN, Fair
 from storage.header import record_bytes
@@ -380,3 +381,43 @@ async def test_a_flood_of_reads_stands_before_nobody_elses_on_the_disk(
     workers.close()
     place = order.index("other")
     assert place <= 3 if fair else place == 40
+
+
+async def test_a_flood_of_reads_past_the_host_tier_stands_before_nobody_elses() -> None:
+    buffers = ReadBuffers(count=2)
+    order: list[int] = []
+    full = asyncio.Event()
+
+    async def borrow(number: int) -> None:
+        async with buffers.borrow(tenant(number), MIB):
+            await full.wait()
+            order.append(number)
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(40):
+            tasks.create_task(borrow(1))
+        await asyncio.sleep(0)
+        tasks.create_task(borrow(2))
+        await asyncio.sleep(0)
+        full.set()
+    assert order.index(2) <= 4
+
+
+async def test_what_waits_for_a_read_buffer_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("storage.buffers._WAITING_MAX", 3)
+    buffers = ReadBuffers(count=1)
+    async with contextlib.AsyncExitStack() as held:
+        await held.enter_async_context(buffers.borrow(tenant(1), MIB))
+        waiting = [asyncio.create_task(_borrow(buffers, 1)) for _ in range(3)]
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded):
+            await _borrow(buffers, 1)
+        other = asyncio.create_task(_borrow(buffers, 2))  # in the place of the flood's newest
+        await asyncio.sleep(0)
+    ends = await asyncio.gather(*waiting, other, return_exceptions=True)
+    assert [isinstance(end, Overloaded) for end in ends] == [False, False, True, False]
+
+
+async def _borrow(buffers: ReadBuffers, number: int) -> None:
+    async with buffers.borrow(tenant(number), MIB):
+        pass

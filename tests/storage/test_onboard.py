@@ -349,3 +349,28 @@ async def test_two_onboardings_of_one_chain_are_harmless(folder: Path) -> None:
         assert [block.address for block in first] == [block.address for block in second]
         assert host(store).used_bytes == 6 * RECORD
         assert not any(isinstance(state, Failed) for state in first)
+
+
+async def test_an_onboarding_that_is_left_at_once_gives_its_room_back(folder: Path) -> None:
+    """Its reading task is cancelled before its first step."""
+    async with stored(folder) as store:
+        async with store.onboard(ADDRESSES, Fence()) as moving:
+            assert any(isinstance(state, Staged) for state in moving.states)
+        assert not any(isinstance(state, Staged) for state in moving.states)
+        assert not store._host.used()
+        assert host(store).used_bytes == 0
+
+
+async def test_one_left_while_another_block_is_being_asked_for_gives_its_room_back(
+    folder: Path,
+) -> None:
+    async with stored(folder, ahead_blocks=1) as store:
+        async with store.onboard(ADDRESSES, Fence()) as moving:
+            await moving.ready(0)
+            moving.release(0)
+            asking = asyncio.create_task(moving.ready(3))
+            await asyncio.sleep(0)  # it has made the reading task, which has not begun
+            assert isinstance(moving.states[3], Staged)
+            asking.cancel()
+        assert not any(isinstance(state, Staged) for state in moving.states)
+        assert host(store).used_bytes == host(store).blocks * RECORD

@@ -10,8 +10,10 @@ from functools import partial
 
 import pytest
 
+from storage.crypto import Cipher
 from storage.workers import CRYPTO_NICE, Workers, crypto_workers, disk_workers
 from strongroom.errors import Overloaded
+from tests.storage.support import KEYS, context, plaintext, sealed
 
 
 @pytest.fixture
@@ -174,3 +176,18 @@ async def test_crypto_threads_have_a_core_each_where_there_is_one_for_each() -> 
         assert sorted(core for cores in spread for core in cores) == allowed
     assert await cores_of(len(allowed) + 1) == [set(allowed)] * (len(allowed) + 1)
     assert os.sched_getaffinity(0) == set(allowed), "the process's own threads go where they will"
+
+
+async def test_what_was_let_in_is_not_refused_for_its_number_of_jobs() -> None:
+    """Many threads take many jobs a block: the turns bound what waits, not both of them."""
+    threads = 8
+    workers = crypto_workers(threads, 16)
+    try:
+        cipher = Cipher(workers)
+        wanted = context(1, segments=(512 * 1024,) * threads)
+        _, record = sealed(wanted)
+        plains = [memoryview(bytearray(wanted.plaintext_bytes)) for _ in range(6)]
+        await asyncio.gather(*(cipher.open(wanted, KEYS, record, plain) for plain in plains))
+        assert all(plain == plaintext(wanted) for plain in plains)
+    finally:
+        workers.close()
