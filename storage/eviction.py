@@ -31,7 +31,7 @@ from __future__ import annotations
 import array
 import heapq
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
@@ -184,6 +184,10 @@ class Eviction:
         """Tells this block of the slot from any other; never 0."""
         return self._generation[slot] << 32 | slot
 
+    def slot_of(self, stamp: int) -> int:
+        """The slot that a block with this stamp is in, or was."""
+        return stamp & _SLOT_MASK
+
     def is_stamped(self, slot: int, stamp: int) -> bool:
         """Whether the block with this stamp is in the slot."""
         return self.stamp(slot) == stamp and self.is_here(slot)
@@ -195,6 +199,23 @@ class Eviction:
     def tenant(self, slot: int) -> ComponentId:
         """Whose block it is."""
         return self._queues[self._queue[slot]].tenant.name
+
+    def parent(self, slot: int) -> int:
+        """The slot of the block's parent, or `NONE`."""
+        return self._parent[slot]
+
+    def children(self, slot: int) -> int:
+        """How many resident blocks name it as their parent."""
+        return self._children[slot]
+
+    def rank(self, slot: int) -> tuple[bool, int, bool, int]:
+        """Where a block stands among its tenant's: the least leaves first, as in `victims`."""
+        queue = self._queues[self._queue[slot]]
+        is_high = queue.level > PRIORITY_DEFAULT
+        is_cheap = is_high and queue.tenant.is_high_full(self._settings.high_share_max)
+        fresh_pay = queue.fresh.nbytes >= queue.fresh_share * queue.nbytes
+        is_kept = fresh_pay and self._state[slot] == _State.PROVEN
+        return not is_cheap, self._aged(queue.level, slot, self._now()), is_kept, -self._age(slot)
 
     def retention(self, slot: int) -> Retention:
         """How a copy of the block in another tier is kept: its priority, unless that runs out."""
@@ -308,43 +329,50 @@ class Eviction:
             while (slot := self._coldest(choices, spared, aside)) != NONE:
                 yield slot
             return
-        yield from self._by_excess(self._shares, choices, spared, writer, aside)
 
-    def _by_excess(
+        def next_of(number: int) -> int:
+            return self._coldest([choices[number]], spared, aside)
+
+        names = [one.name for one in choices]
+        yield from self.by_excess(self._shares, names, next_of, writer)
+
+    def by_excess(
         self,
         shares: Shares,
-        choices: list[_Tenant],
-        spared: Callable[[int], bool],
+        names: Sequence[ComponentId],
+        next_of: Callable[[int], int],
         writer: ComponentId | None,
-        aside: list[int],
     ) -> Iterator[int]:
+        """Slots of these tenants' blocks in the order in which tenants pay for a writer.
+
+        `next_of(number)` is the slot that this tenant gives up next, or `NONE`.
+        """
         given_up: Counter[ComponentId] = Counter()
         # In a tie the writer pays: then two tenants in balance stay in balance.
         payers = [
-            (-shares.excess(one.name), one.name != writer, number)
-            for number, one in enumerate(choices)
+            (-shares.excess(name), name != writer, number) for number, name in enumerate(names)
         ]
         heapq.heapify(payers)
         while payers:
             _, others, number = payers[0]
-            one = choices[number]
-            present = (-shares.excess(one.name, given_up[one.name]), others, number)
+            name = names[number]
+            present = (-shares.excess(name, given_up[name]), others, number)
             if present > payers[0]:
                 heapq.heapreplace(payers, present)
                 continue
             least = 0.0 if writer is None else max(0.0, shares.excess(writer, given_up[writer]))
             slot = NONE
             if not others or -present[0] > least:
-                slot = self._coldest([one], spared, aside)
+                slot = next_of(number)
             if slot == NONE or (
-                others and not shares.may_lose(one.name, self._nbytes[slot] + given_up[one.name])
+                others and not shares.may_lose(name, self._nbytes[slot] + given_up[name])
             ):
                 heapq.heappop(payers)
                 continue
             stamp, nbytes = self.stamp(slot), self._nbytes[slot]
             yield slot
             if self.is_stamped(slot, stamp):
-                given_up[one.name] += nbytes
+                given_up[name] += nbytes
 
     def _coldest(
         self, choices: list[_Tenant], spared: Callable[[int], bool], aside: list[int]

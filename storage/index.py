@@ -11,7 +11,7 @@ outlives its children: a child without its parent can never match, so victims ar
 from __future__ import annotations
 
 import array
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,6 +20,7 @@ from storage.eviction import NONE, Eviction, EvictionSettings
 from storage.lifecycle import Pin, Place, Resident, WeakReference
 from storage.retention import Retention
 from storage.shares import Shares
+from storage.shortlist import Shortlist
 from strongroom.blocks import BlockId
 from strongroom.clock import Clock
 from strongroom.errors import Missing
@@ -159,7 +160,7 @@ class Index:
         writer: ComponentId | None = None,
         keep: BlockAddress | None = None,
         may_leave: Callable[[BlockAddress], bool] | None = None,
-    ) -> Iterator[BlockAddress]:
+    ) -> Generator[BlockAddress, None, None]:
         """Blocks that may be evicted, in the order of `storage.eviction`, leaves only, none pinned.
 
         `writer` is the tenant for whom room is made. `keep` is the parent of what room is made
@@ -176,6 +177,17 @@ class Index:
 
         for slot in self._eviction.victims(spared, tenant, writer):
             yield self._address(slot)
+
+    def shortlist(self, shares: Shares, writer: ComponentId, keep: BlockAddress) -> Shortlist:
+        """An empty list of blocks of which some may leave for a writer; as with `victims`."""
+        kept = self._slots.get(keep.pack(), NONE)
+        return Shortlist(
+            self._eviction, shares, lambda slot: slot == kept or self._is_held(slot), writer
+        )
+
+    def slot_of(self, address: BlockAddress) -> int | None:
+        """The number that a resident block has in a `Shortlist`, while it is resident."""
+        return self._slots.get(address.pack())
 
     def pin(self, resident: WeakReference | Resident, deadline_ns: int) -> Pin | None:
         """Upgrade to a strong reference; None when that writing is gone."""

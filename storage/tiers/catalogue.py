@@ -6,7 +6,6 @@ live bytes, the bytes in use and the bytes charged are equal at any time.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Collection, Mapping
 
 from storage.block import BlockAddress
@@ -16,12 +15,11 @@ from storage.lifecycle import Place, Resident
 from storage.retention import Retention
 from storage.shares import Share, Shares
 from storage.tiers.devices import Devices
+from storage.tiers.flow import Pace
 from storage.tiers.regions import Region
 from strongroom.blocks import BlockId
 from strongroom.clock import Clock
 from strongroom.identity import ComponentId, NamespaceId
-
-_SWEEP_STEP = 1024
 
 
 class Catalogue:
@@ -66,6 +64,11 @@ class Catalogue:
         if row is None or not self._devices.in_service(self.where(row.place)[0]):
             return None
         return row
+
+    def is_at(self, address: BlockAddress, place: Place) -> bool:
+        """Whether a block is resident, and there."""
+        row = self.index.get(address)
+        return row is not None and row.place == place
 
     def add(
         self,
@@ -150,9 +153,9 @@ class Catalogue:
     async def _sweep(
         self, goes: Callable[[Row], bool], keep: Collection[BlockAddress] = ()
     ) -> None:
-        for count, row in enumerate(self.index.rows()):
+        pace = Pace()
+        for row in self.index.rows():
             if goes(row) and row.resident.address not in keep:
                 self.lost += 1
                 self.drop(row.resident.address)
-            if count % _SWEEP_STEP == 0:
-                await asyncio.sleep(0)
+            await pace.keep()

@@ -3,38 +3,33 @@
 - One region is always kept blank: what lives in another is copied into it, and that one is
   blank then.
 - A region with much dead room is emptied by moving all that lives in it, and nobody is evicted.
-- Where none has, blocks are evicted in the index's order (retention, recency, frequency, shares;
-  children before parents) until they make one region worth emptying. Only what lies in that
-  region is evicted; the rest of it is worth keeping and is moved.
+- Where none has, blocks of one region are evicted until it is worth emptying: the coldest there
+  (`storage.tiers.thinning`). The rest of it is worth keeping and is moved.
 - A move that was broken off, by an error, a cancellation or the end of the process, goes on
   before the room is taken that it needs. Where no blank region is left all the same, one is
   emptied by evicting all that lives in it: a tier without a blank region would stay full for ever.
-- Which records a region holds is read from the region itself, before another is opened for them,
-  so that memory holds nothing for a block but its row in the index. What the file does not tell
-  any more is dropped; so is all of a region that cannot be read.
+- Which records a region holds is read from the region itself (`storage.tiers.live`), before
+  another is opened for them.
 - A moved record's old copy is dead like a dropped one's: if the region cannot be renewed at
   once, its header is overwritten, or a restart would find it again.
 """
 
 from __future__ import annotations
 
-import asyncio
-import itertools
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 
 from storage.block import BlockAddress
-from storage.lifecycle import Place
 from storage.memory import aligned
 from storage.tiers.catalogue import Catalogue
 from storage.tiers.coalesce import Span
 from storage.tiers.devices import Devices
 from storage.tiers.flow import in_flight_at_most
 from storage.tiers.limits import NvmeLimits
+from storage.tiers.live import Live, live_in
 from storage.tiers.regions import Region, RegionFiles
-from storage.tiers.survey import Survey, survey
+from storage.tiers.thinning import Thinning
 from storage.tiers.writer import LogWriter
 from strongroom.errors import Overloaded, StrongroomError, Unavailable
 from strongroom.identity import ComponentId
@@ -44,22 +39,10 @@ _log = logging.getLogger(__name__)
 MOVE_LIVE_MAX = 0.75
 """A fuller region is not worth copying: blocks are evicted from one until it is emptier. So at
 most three bytes are copied for one that is won."""
-_LOOK_MAX = 1024
-"""Candidates for eviction that are looked at in one step."""
 _RENEWALS_MAX = 3
 """How often the last blank region may fail to be renewed before another is made blank."""
 _MOVE_BYTES = 8 * 1024 * 1024
 """How much is read before it is written, or one record."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Live:
-    """A record that lives in the region that is being emptied."""
-
-    address: BlockAddress
-    place: Place
-    offset: int
-    priority: int | None
 
 
 class Reclaimer:
@@ -72,6 +55,7 @@ class Reclaimer:
         self._devices = devices
         self._writer = writer
         self._limits = limits
+        self._thinning = Thinning(catalogue, devices, self._quiet)
         self.moved = 0
         self.reclaimed = 0
         """Regions that were emptied."""
@@ -136,7 +120,8 @@ class Reclaimer:
         if not self._blank_regions():
             victim = self._emptiest(self._writer.left)
             if victim is not None:
-                await self._move_all(victim, await self._live_records(victim))
+                live = await live_in(victim, self._catalogue, self._devices)
+                await self._move_all(victim, live)
         self._is_broken_off = False
 
     async def _empty_one(
@@ -147,20 +132,25 @@ class Reclaimer:
         """
         room = min(self._devices.payload_bytes(region) for region in self._devices.regions)
         limit = min(int(MOVE_LIVE_MAX * room), room - nbytes)
-        victim = self._emptiest(limit) or await self._thinned(limit, writer, keep)
-        if victim is None:
-            return False
+        victim = self._emptiest(limit)
+        if victim is not None:
+            live = await live_in(victim, self._catalogue, self._devices)
+        else:
+            thinned = await self._thinning.thinned(limit, writer, keep)
+            if thinned is None:
+                return False
+            victim, live = thinned.region, thinned.live
+            if victim.live_bytes > limit:
+                return True  # a step nearer: there are other leaves now
         if not victim.live:
             return True  # evicted whole: it is blank itself
-        live = await self._live_records(victim)
-        if blank is not None and victim.live and await self._opened(blank):
+        if blank is not None and await self._opened(blank):
             self._is_broken_off = True
             await self._move_all(victim, live)
             self._is_broken_off = False
             return True
         for one in live:
-            row = self._catalogue.index.get(one.address)
-            if row is not None and row.place == one.place:
+            if self._catalogue.is_at(one.address, one.place):
                 self._catalogue.evict(one.address)
         return not victim.live and not victim.busy
 
@@ -186,51 +176,11 @@ class Reclaimer:
         victim = min(self._quiet(), key=lambda r: (r.live_bytes, r.filled), default=None)
         return victim if victim is not None and victim.live_bytes <= limit else None
 
-    async def _thinned(self, limit: int, writer: ComponentId, keep: BlockAddress) -> Region | None:
-        """Evict from one region what the index gives up first, until `limit` bytes live in it.
-
-        None when nothing in any quiet region may be evicted.
-        """
-        chosen: Region | None = None
-        while True:
-            if chosen is not None and chosen.live_bytes <= limit:
-                return chosen
-            among = [region for region in self._quiet() if chosen in {None, region}]
-            slot, goes = self._next_to_go(among, limit, writer, keep)
-            if goes:
-                chosen = self._devices.regions[slot]
-                for address in goes:
-                    self._catalogue.evict(address)
-            elif chosen is None:
-                return None
-            else:
-                chosen = None  # what is left of it is worth more, or somebody reads from it
-            await asyncio.sleep(0)
-
-    def _next_to_go(
-        self, among: list[Region], limit: int, writer: ComponentId, keep: BlockAddress
-    ) -> tuple[int, list[BlockAddress]]:
-        """Of the first candidates for eviction those of the region that they empty most."""
-        goes: dict[int, list[BlockAddress]] = {region.slot: [] for region in among}
-        left = {region.slot: region.live_bytes for region in among}
-        victims = self._catalogue.index.victims(writer=writer, keep=keep)
-        for address in itertools.islice(victims, _LOOK_MAX):
-            row = self._catalogue.index.get(address)
-            assert row is not None
-            slot = self._catalogue.where(row.place)[0].slot
-            if slot in left:
-                goes[slot].append(address)
-                left[slot] -= row.place.nbytes
-                if left[slot] <= limit:
-                    break
-        best = min((slot for slot in goes if goes[slot]), key=left.__getitem__, default=-1)
-        return best, goes.get(best, [])
-
-    async def _move_all(self, victim: Region, live: list[_Live]) -> None:
+    async def _move_all(self, victim: Region, live: list[Live]) -> None:
         """Copy what lives in `victim` to the log's end; it is blank then."""
         victim.busy += 1
         try:
-            batch: list[_Live] = []
+            batch: list[Live] = []
             for one in live:
                 if batch and sum(b.place.nbytes for b in batch) + one.place.nbytes > _MOVE_BYTES:
                     await self._move(victim, batch)
@@ -249,36 +199,7 @@ class Reclaimer:
             except (Overloaded, Unavailable) as error:
                 _log.warning("region %d is not renewed yet: %s", victim.number, error.message)
 
-    async def _live_records(self, victim: Region) -> list[_Live]:
-        """What lives in a region; what cannot be read there does not any more."""
-        files = self._devices.files_of(victim)
-        made: list[Survey] = []
-        job = partial(_survey_into, files, victim, made)
-        try:
-            await self._devices.run(victim, job, always=True)
-        except (Overloaded, Unavailable) as error:
-            # It would be chosen again with every write otherwise, for ever.
-            _log.warning("region %d is given up: %s", victim.number, error.message)
-            victim.failures += 1
-            await self._catalogue.forget_region(victim, ())
-            return []
-        self._devices.errors += made[0].unreadable
-        found = made[0].found
-        live: list[_Live] = []
-        for number in range(len(found)):
-            address = BlockAddress.unpack(found.address(number))
-            place = self._catalogue.place(victim, found.offset(number), found.nbytes(number))
-            row = self._catalogue.index.get(address)
-            if row is not None and row.place == place:
-                live.append(_Live(address, place, found.offset(number), found.priority(number)))
-            if number % 1024 == 0:
-                await asyncio.sleep(0)
-        told = {one.address for one in live}
-        if len(told) < victim.live:
-            await self._catalogue.forget_region(victim, told)
-        return live
-
-    async def _move(self, victim: Region, batch: list[_Live]) -> None:
+    async def _move(self, victim: Region, batch: list[Live]) -> None:
         buffers = [aligned(one.place.nbytes) for one in batch]
         whole = await self._read(victim, batch, buffers)
         moving = []
@@ -308,7 +229,7 @@ class Reclaimer:
             raise failure
 
     async def _read(
-        self, victim: Region, batch: list[_Live], buffers: list[memoryview]
+        self, victim: Region, batch: list[Live], buffers: list[memoryview]
     ) -> list[bool]:
         """Read each record; false where the device does not give it."""
         files = self._devices.files_of(victim)
@@ -327,10 +248,6 @@ class Reclaimer:
 
         await in_flight_at_most(self._limits.queue_depth, spans, one)
         return whole
-
-
-def _survey_into(files: RegionFiles, region: Region, results: list[Survey]) -> None:
-    results.append(survey(files, region, region.tail, region.generation))
 
 
 def _read_whole(files: RegionFiles, span: Span) -> None:

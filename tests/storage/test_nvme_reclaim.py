@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import random  # noqa: TID251 - a seeded generator, so that a failure repeats
 import sys
 from pathlib import Path
 
 import pytest
 
+from storage.block import BlockAddress
 from storage.faulty import Call, Fail, Faulty, Made
 from storage.header import HEADER_BYTES, read_placement
 from storage.memory import aligned
 from storage.retention import Retention
+from storage.tiers import flow, thinning
 from storage.tiers.nvme import NvmeTier
 from storage.tiers.regions import Dead, Region
 from strongroom.errors import Missing, Unavailable
@@ -136,6 +140,54 @@ async def test_no_more_is_evicted_than_one_region_needs(tmp_path: Path) -> None:
         await put(tier, context(999, room=999), sequence=999)
         assert 0 < tier.statistics().evictions <= PER_REGION // 2
         check_empties(tier)
+
+
+async def test_one_region_costs_no_more_where_what_is_cold_lies_in_all_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Used in no order: the coldest quarter of one region leaves, and nothing of the others."""
+    monkeypatch.setattr(thinning, "_LOOK_MAX", 8)  # few of very many, as in a large tier
+    per_region = (2**18 - 4096) // RECORD
+    count = 15 * per_region
+    async with opened(tmp_path, regions=16, region=2**18) as tier:
+        await put_many(tier, [context(number, room=number) for number in range(1, count + 1)])
+        order = list(range(1, count + 1))
+        random.Random(7).shuffle(order)
+        for number in order:
+            tier.touch(context(number).address)
+        gone: list[BlockAddress] = []
+        tier.tell_evicted(gone.append)
+        await put(tier, context(9999, room=9999), sequence=9999)
+        (region,) = {(int.from_bytes(address.block, "big") - 1) // per_region for address in gone}
+        here = [number for number in order if (number - 1) // per_region == region]
+        assert [context(number).address for number in here[: len(gone)]] == gone
+        assert len(gone) <= per_region // 2
+        check_empties(tier)
+
+
+async def test_choosing_and_thinning_a_region_lets_others_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flow, "_STEP_S", 0.0)
+    monkeypatch.setattr(flow, "_PAUSE_S", 0.0)
+    async with opened(tmp_path, regions=4, region=2**20) as tier:
+        per_region = (2**20 - 4096) // RECORD
+        wanted = [context(number, room=number) for number in range(3 * per_region)]
+        await put_many(tier, wanted)
+        turns = 0
+
+        async def count() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        async with asyncio.TaskGroup() as group:
+            counting = group.create_task(count())
+            await put(tier, context(10_000, room=10_000), sequence=10_000)
+            counting.cancel()
+        # Each candidate, each record of the region and each block that leaves is a step.
+        assert turns >= tier.statistics().evictions + 2 * per_region
 
 
 async def test_a_priority_outlives_a_restart_and_a_move(tmp_path: Path) -> None:
