@@ -36,6 +36,8 @@ _PROBE_NS: Final = 60 * 10**9
 _PROBE_NS_MAX: Final = 16 * _PROBE_NS
 _SAVED_WEIGHT: Final = 0.02
 """Weight of the newest offer in what NVMe was found to save."""
+_PROMISES_MAX: Final = 8192
+"""Of requests that nobody said are over, the oldest go."""
 _PIECE_BYTES: Final = 8 * 1024 * 1024
 """What one drain observation is about; a restore of m of them varies less than one does."""
 
@@ -86,14 +88,15 @@ class Appraiser:
         self._saved_byte_s: float | None = None
         self._clock = clock
         self._probes: dict[TierName, _Probes] = {}
+        self._promised: OrderedDict[tuple[str, str], float] = OrderedDict()
 
     def choose(self, engine: str, request: str, offer: Offer) -> Decision:
         """Decide, and count what follows from it as outstanding."""
         lean = self._leans.get(engine, Lean.RESTORE)
-        if not offer.hit:
+        prices = self.prices(engine, offer) if offer.hit else None
+        if prices is None:
             decision: Decision = Recompute(Why.NOTHING)
         elif self._settings.enabled:
-            prices = self.prices(engine, offer)
             decision = decide(offer, prices, lean, self._settings.decision)
             self._learn(offer, decision, prices)
         else:
@@ -104,6 +107,7 @@ class Appraiser:
             self._leans.popitem(last=False)
         self._decisions[type(decision).__name__.lower(), decision.why.value] += 1
         self._pace_probes(offer, decision)
+        self._promise(engine, request, decision, prices)
         restores: Counter[TierName] = Counter()
         for block in offer.hit:
             if block.end <= decision.tokens:
@@ -132,10 +136,19 @@ class Appraiser:
     def dropped(self, engine: str, request: str) -> None:
         """The request is over."""
         self.backlog.dropped(engine, request)
+        self._promised.pop((engine, request), None)
 
     def recompute_seconds(self, engine: str, tokens: int) -> float | None:
         """What computing so many tokens usually takes; None when too little is known."""
         return self.cost.prefill_quantile(tokens, _MEDIAN, engine)
+
+    def promised_seconds(self, engine: str, request: str) -> float | None:
+        """What bringing was to take less than: the prefill queue, and computing what is brought.
+
+        None where it was not decided for as the faster way: too little was known, or it was
+        chosen for others' sake.
+        """
+        return self._promised.get((engine, request))
 
     def saved_seconds(self, nbytes: int) -> float | None:
         """What having `nbytes` on NVMe has saved of late, by what was decided; None when unknown.
@@ -149,6 +162,8 @@ class Appraiser:
         self.cost.forget(engine)
         self.backlog.forget(engine)
         self._leans.pop(engine, None)
+        for key in [key for key in self._promised if key[0] == engine]:
+            del self._promised[key]
 
     def prices(self, engine: str, offer: Offer) -> Prices:
         """Queues now and costs at the SLO's quantile, for this offer."""
@@ -179,6 +194,20 @@ class Appraiser:
                 tier: self.backlog.restoring_bytes(tier) for tier in (TierName.HOST, TierName.NVME)
             },
         )
+
+    def _promise(
+        self, engine: str, request: str, decision: Decision, prices: Prices | None
+    ) -> None:
+        self._promised.pop((engine, request), None)
+        faster = decision.why is Why.CHEAPER and decision.ours_s < decision.other_s
+        if prices is None or not decision.tokens or not (faster or decision.why is Why.OFF):
+            return
+        if prices.prefill_token_s is None:
+            return
+        computing_s = decision.tokens * prices.prefill_token_s
+        self._promised[engine, request] = prices.prefill_wait_s + computing_s
+        if len(self._promised) > _PROMISES_MAX:
+            self._promised.popitem(last=False)
 
     def _pace_probes(self, offer: Offer, decision: Decision) -> None:
         brought = {block.tier for block in offer.hit if block.end <= decision.tokens}

@@ -113,13 +113,7 @@ class Sidecar:
 
     def tally(self) -> Tally:
         """Counters whose differences the breakers judge."""
-        prefetch = self.prefetcher.statistics()
-        admission = self.admission.statistics()
         return Tally(
-            thrashed=admission.thrashed,
-            stored=admission.stored,
-            prefetch_wasted=prefetch.wasted,
-            prefetch_used=prefetch.used,
             io_errors=sum(tier.io_errors for tier in self.store.statistics().tiers),
         )
 
@@ -365,6 +359,7 @@ def _build(
             per_s=settings.hints_per_s,
             overdue_ns=int(settings.prefetch_keep_s * NS),
         ),
+        stance=watch.stance,
     )
     in_flight = SavesInFlight(seals_max=settings.crypto_threads + 2)
     sessions = Sessions(
@@ -438,6 +433,8 @@ def _build(
         admission=admission,
     )
     watch.attach(_watch_sources(sidecar))
+    prefetcher.tell(lambda tenant, used: watch.prefetched(tenant, used=used))
+    admission.told = lambda tenant, came_back: watch.written(tenant, came_back=came_back)
     return sidecar
 
 
@@ -447,6 +444,7 @@ def _watch_sources(sidecar: Sidecar) -> Sources:
         tally=sidecar.tally,
         pending_write_bytes=sidecar.store.pending_write_bytes,
         recompute_s=sidecar.appraiser.recompute_seconds,
+        promised_s=sidecar.appraiser.promised_seconds,
         reported=sidecar.appraiser.observe_report,
         gone=sidecar.appraiser.forget,
     )

@@ -33,6 +33,7 @@ from sidecar.request import (
     Prompt,
     Request,
 )
+from sidecar.stance import Stance, unrestricted
 from storage.block import BlockAddress
 from strongroom.clock import Clock
 from strongroom.errors import ProtocolViolation
@@ -80,6 +81,8 @@ class HintDesk:
     live: LiveRequests
     clock: Clock
     limits: HintLimits
+    stance: Callable[[str, str], Stance] = unrestricted
+    """What is in force for an engine and a tenant now."""
     counts: HintCounts = field(default_factory=HintCounts)
 
 
@@ -175,6 +178,8 @@ class Hints:
 
     def _begin(self, request: Request, judged: Judged, facts: EngineFacts, start_ns: int) -> None:
         desk = self._desk
+        if not desk.stance(facts.engine, judged.grant.tenant).prefetches:
+            return
         request.prefetch = desk.prefetcher.begin(
             judged.grant.jti,
             request.fence,

@@ -87,7 +87,7 @@ class Judge:
         audit: Audit,
         clocks: Clocks,
         catch_up_s: float,
-        stance: Callable[[str], Stance] = unrestricted,
+        stance: Callable[[str, str], Stance] = unrestricted,
         appraiser: Appraiser | None = None,
     ) -> None:
         self._grants = SeenGrants(client.verifier, client.enrolled.issuer)
@@ -101,7 +101,7 @@ class Judge:
         self._clocks = clocks
         self._catch_up_s = catch_up_s
         self._stance = stance
-        """What is in force for an engine now."""
+        """What is in force for an engine and a tenant now."""
         self._appraiser = appraiser
 
     async def judge(
@@ -215,7 +215,7 @@ class Judge:
         facts: EngineFacts,
         kind: Kind,
     ) -> Judged | _No:
-        stance = self._stance(facts.engine)
+        stance = self._stance(facts.engine, grant.tenant)
         if stance.refuses:
             return _No(Reason.BREAKER)
         prompt = Prompt(opened.tokens, opened.extras, opened.grant)

@@ -17,7 +17,7 @@ _HISTORY: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class Ratio:
     """Trips when more than `threshold` of at least `minimum` cases in the window were bad."""
 
     threshold: float
@@ -43,14 +43,15 @@ class Streak:
 
 @dataclass(frozen=True, slots=True)
 class Rise:
-    """Trips when the bad share is `threshold` above the lowest of the ten windows before."""
+    """Trips when the bad share is `threshold` above the lowest of the ten windows before; without
+    a window before there is nothing that it could have risen from."""
 
     threshold: float
     minimum: int
     window_s: float
 
 
-Rule = Share | Count | Streak | Rise
+Rule = Ratio | Count | Streak | Rise
 
 
 class Window:
@@ -105,7 +106,7 @@ class Measure:
         """The number that is compared with the threshold."""
         bad, cases = self._window.totals(now_ns)
         match self.rule:
-            case Share(minimum=minimum):
+            case Ratio(minimum=minimum):
                 return bad / cases if cases >= minimum else None
             case Count():
                 return bad
@@ -113,9 +114,9 @@ class Measure:
                 stale = now_ns - self._last_bad_ns > window_s * NS
                 return 0.0 if stale else self._streak
             case Rise(minimum=minimum):
-                if cases < minimum:
+                if cases < minimum or not self._earlier:
                     return None
-                return bad / cases - min(self._earlier, default=0.0)
+                return bad / cases - min(self._earlier)
 
     def trips(self, now_ns: int) -> float | None:
         """The reading, if it is beyond the threshold."""
@@ -123,7 +124,7 @@ class Measure:
         if reading is None:
             return None
         match self.rule:
-            case Share(threshold=threshold) | Rise(threshold=threshold):
+            case Ratio(threshold=threshold) | Rise(threshold=threshold):
                 return reading if reading > threshold else None
             case Count(threshold=threshold) | Streak(threshold=threshold):
                 return reading if reading >= threshold else None

@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -39,6 +39,7 @@ from storage.lifecycle import Resident
 from storage.tiers.protocol import TierName
 from strongroom.clock import Clock
 from strongroom.errors import StrongroomError
+from strongroom.identity import ComponentId
 
 _log = logging.getLogger(__name__)
 _PLAN_STEP = 64
@@ -95,6 +96,10 @@ class Prefetcher:
                 sweeping.cancel()
                 for task in tuple(self._running.values()):
                     task.cancel()
+
+    def tell(self, told: Callable[[ComponentId, bool], None]) -> None:
+        """Call `told` with each block that was used (True) or wasted: whose it was."""
+        self._ledger.told = told
 
     # Who begins and ends prefetches
 

@@ -120,6 +120,10 @@ class Issued:
         self.watchers.clear()
 
 
+def _untold(_tenant: ComponentId, _used: bool) -> None:
+    """Nobody asked."""
+
+
 class Ledger:
     """Used on the event loop's thread; no step awaits."""
 
@@ -130,6 +134,8 @@ class Ledger:
         self._blocks: dict[BlockAddress, Issued] = {}
         self._owned: dict[Owner, set[Issued]] = {}
         self.counts = LedgerCounts()
+        self.told: Callable[[ComponentId, bool], None] = _untold
+        """Called with each block that was used (True) or wasted: whose it was."""
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -275,8 +281,10 @@ class Ledger:
         match ending:
             case Ending.USED:
                 self._waste.used(block.admitted, block.nbytes)
+                self.told(block.reservation.tenant, True)
             case Ending.WASTED:
                 self._waste.wasted(block.admitted, block.nbytes)
+                self.told(block.reservation.tenant, False)
             case Ending.CANCELLED | Ending.FAILED:
                 self._waste.withdrawn(block.admitted)
 

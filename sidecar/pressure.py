@@ -5,6 +5,8 @@ Rules (DESIGN sections 8 and 9):
   is admitted to the disk, then nothing. A host tier that cannot evict: no prefetch, then no
   swap-outs. An engine short of pages: stop prefetch, lower the longest cached context,
   recompute, engine-only.
+- What an engine's pages say is in force for that engine alone (`Pressure.action`); what the
+  node's own gauges say, for all.
 - Up as soon as the value has stood on a higher rung for `rise_s`, to that rung at once; down one
   rung at a time, after the value has been `slack` below it for `rest_s`. So nothing flaps: a
   value that moves about one threshold changes nothing, and a round trip takes `rest_s` at least.
@@ -120,14 +122,14 @@ _ENGINE_ACTIONS: Final = (
 )
 
 
-def effects(gauges: Mapping[Gauge, int], engines: Mapping[str, int]) -> Effects:
-    """What is in force when gauges and engines stand on these rungs."""
+def effects(gauges: Mapping[Gauge, int]) -> Effects:
+    """What is in force for everybody when the gauges stand on these rungs."""
     disk = max(gauges.get(Gauge.DISK_QUEUE, 0), gauges.get(Gauge.NVME_ERRORS, 0))
     tier = gauges.get(Gauge.HOST_TIER, 0)
     return Effects(
         swap_outs_paused=gauges.get(Gauge.HOST_QUEUE, 0) >= 1 or tier >= 2,
         disk_admission=_DISK_ADMISSION[min(disk, len(_DISK_ADMISSION) - 1)],
-        prefetch_stopped=tier >= 1 or any(rung >= 1 for rung in engines.values()),
+        prefetch_stopped=tier >= 1,
     )
 
 
@@ -208,7 +210,7 @@ class Pressure:
             after = advance(self._ladders.engine, before, value, now)
             self._engines[engine] = after
             self._tell("engine_pages", engine, before.rung, after.rung, value)
-        self._apply(effects(self.rungs(), self.engine_rungs()))
+        self._apply(effects(self.rungs()))
         return self._effects
 
     @property

@@ -1,7 +1,8 @@
 """What engines say of themselves: the latest `Report` of each, and what changed since the last.
 
 Used for cost and degradation alone. A report is checked at the door; counters that step back
-mean that the engine started anew, and the next report is compared with this one.
+mean that the engine started anew, and the next report is compared with this one. So is one whose
+counters moved on by more time than has passed: what happened between the two is not known.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from strongroom.errors import ProtocolViolation
 from strongroom.wire.frames import Report
 
 COUNTER_MAX: int = 2**62
+_SLACK_US = 1_000_000
+"""Reports may wait on their way, and then come together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,8 @@ class Reports:
                 report.busy_us - old.busy_us,
                 report.idle_us - old.idle_us,
             )
-            if min(steps) >= 0:
+            passed_us = (now - before.at_ns) // 1000 + _SLACK_US
+            if min(steps) >= 0 and steps[2] + steps[3] <= passed_us and steps[1] <= passed_us:
                 new = Reported(report, now, *steps)
         self._latest[engine] = new
         return new

@@ -174,7 +174,7 @@ class SaveTransfer:
             await self._depot.leases.ensure(self._judged.prompt.grant, self._judged.grant)
             self._request.fence.check()
             self._depot.gate.require()
-            if not self._depot.watch.may_swap_out(self._shard.engine):
+            if not self._depot.watch.may_swap_out(self._shard.engine, self._judged.grant.tenant):
                 raise Overloaded("no new swap-outs now")
             for block in self._wanted():
                 context = block_context(self._judged, block, self._shard)

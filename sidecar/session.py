@@ -290,6 +290,9 @@ class SchedulerSession:
     def _prefetch(self, request: Request, judged: Judged, facts: EngineFacts) -> None:
         """Bring nearer what the engine has not asked for yet. The verdict is on its way."""
         prefetcher = self._bench.hints.prefetcher
+        stance = self._bench.depot.watch.stance(facts.engine, judged.grant.tenant)
+        if not stance.prefetches:
+            return
         if not request.transfers and prefetcher.concerns(judged.hit.tier):
             request.prefetch = prefetcher.begin(
                 judged.grant.jti, request.fence, addresses_of(judged, facts)

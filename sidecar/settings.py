@@ -257,13 +257,13 @@ class SidecarSettings(BaseSettings):
     def rules(self) -> Mapping[Condition, measures.Rule]:
         """The breakers' conditions, by these settings."""
         return {
-            Condition.RESTORE_SLOW: measures.Share(
+            Condition.RESTORE_SLOW: measures.Ratio(
                 self.restore_slow_share, self.restore_slow_min, self.restore_slow_window_s
             ),
-            Condition.THRASH: measures.Share(
+            Condition.THRASH: measures.Ratio(
                 self.thrash_share, self.thrash_min, self.thrash_window_s
             ),
-            Condition.PREFETCH_WASTE: measures.Share(
+            Condition.PREFETCH_WASTE: measures.Ratio(
                 self.prefetch_waste_share,
                 self.prefetch_waste_min,
                 self.prefetch_waste_trip_window_s,

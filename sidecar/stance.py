@@ -70,6 +70,6 @@ class Stance:
 UNRESTRICTED: Final = Stance(Action.NONE)
 
 
-def unrestricted(_: str) -> Stance:
+def unrestricted(_engine: str, _tenant: str) -> Stance:
     """For whoever has no watch: nothing is in force."""
     return UNRESTRICTED

@@ -30,27 +30,28 @@ from strongroom.wire.frames import Report
 
 _log = logging.getLogger(__name__)
 
-_OURS = frozenset({Reason.EXPIRED, Reason.INTEGRITY, Reason.PROTOCOL})
-"""Ends of a transfer that are a fault, and no policy, revocation, cancellation or bound. Frames
-that break the protocol are not among them: whoever may connect could turn caching off for all.
-"""
+_FAULTS = frozenset({Reason.EXPIRED, Reason.INTEGRITY})
+"""Ends of a transfer that are a fault of the engine or of ours, and no policy, revocation,
+cancellation or bound. They count for the engine whose transfer it was, and for no other."""
+_PAID_MAX_US = 30e6
+"""Computing that loads saved and that is set against time spent waiting for loads, at most."""
 _ERRORS_FULL_S = 10.0
 """Failed device operations a second that read as 1.0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """Counters since start whose differences the breakers judge."""
+    """Counters since start whose differences count."""
 
-    thrashed: int = 0
-    stored: int = 0
-    prefetch_wasted: int = 0
-    prefetch_used: int = 0
     io_errors: int = 0
 
 
 def _unknown(_engine: str, _tokens: int) -> None:
     """Nobody has measured it."""
+
+
+def _nothing_promised(_engine: str, _request: str) -> None:
+    """Nobody has decided on it by its speed."""
 
 
 def _nothing(*_: object) -> None:
@@ -66,6 +67,8 @@ class Sources:
     pending_write_bytes: Callable[[], int]
     recompute_s: Callable[[str, int], float | None] = _unknown
     """How long an engine takes to compute so many tokens; None while it is not known."""
+    promised_s: Callable[[str, str], float | None] = _nothing_promised
+    """What a request's load on an engine was to take less than; None where nothing was said."""
     reported: Callable[[str, Report], object] = _nothing
     """Told of every report that can be true."""
     gone: Callable[[str], None] = _nothing
@@ -95,6 +98,8 @@ class BreakerView:
     """When it tripped; empty while armed."""
     evidence: int
     """Events kept of the window before it."""
+    tripped_for: tuple[str, ...] = ()
+    """Engines or tenants; one empty name where that is the node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +133,14 @@ class WatchStatistics:
 class _Past:
     tally: Tally
     at_ns: int
+
+
+@dataclass(slots=True)
+class _Paid:
+    """What the loads of one engine saved it of computing; a request once between two reports."""
+
+    us: float = 0.0
+    requests: set[str] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +187,7 @@ class Watch:
         self._sources: Sources | None = None
         self._past: _Past | None = None
         self._told: dict[str, Action] = {}
+        self._paid: dict[str, _Paid] = {}
 
     def attach(self, sources: Sources) -> None:
         """Look at these from now on."""
@@ -181,28 +195,42 @@ class Watch:
 
     # What is in force
 
-    def stance(self, engine: str) -> Stance:
-        """For the judge and for transfers of one engine."""
-        action = max(self.breakers.action, self.pressure.action(engine), key=_weight)
-        return Stance.of(action, self.settings.limit_tokens)
+    def stance(self, engine: str, tenant: str = "") -> Stance:
+        """For the judge, prefetches and transfers: of one engine, for one tenant."""
+        ours, theirs = self.breakers.action_for(engine, tenant), self.pressure.action(engine)
+        return Stance.of(max(ours, theirs, key=_weight), self.settings.limit_tokens)
 
-    def may_swap_out(self, engine: str) -> bool:
-        """Whether an engine may hand in new blocks now."""
-        return not self.pressure.effects.swap_outs_paused and self.stance(engine).saves
+    def may_swap_out(self, engine: str, tenant: str = "") -> bool:
+        """Whether an engine may hand in new blocks of a tenant now."""
+        return not self.pressure.effects.swap_outs_paused and self.stance(engine, tenant).saves
 
     # What others tell
 
     def reported(self, engine: str, report: Report) -> None:
         """A `Report` arrived. Raises `ProtocolViolation` for one that cannot be true."""
         new = self.reports.take(engine, report)
-        self.breakers.note(Condition.ENGINE_IDLE, new.idle_us, new.idle_us + new.busy_us)
+        paid = self._paid.setdefault(engine, _Paid())
+        worth_it = min(paid.us, new.idle_us)
+        paid.us -= worth_it
+        paid.requests.clear()
+        idle_us, all_us = new.idle_us - worth_it, new.idle_us + new.busy_us
+        self.breakers.note(Condition.ENGINE_IDLE, idle_us, all_us, engine)
         if self._sources is not None:
             self._sources.reported(engine, report)
+
+    def prefetched(self, tenant: str, *, used: bool) -> None:
+        """A block that was brought ahead for a tenant was used, or will not be."""
+        self.breakers.note(Condition.PREFETCH_WASTE, not used, 1, tenant)
+
+    def written(self, tenant: str, *, came_back: bool) -> None:
+        """A block was written to disk; `came_back`: it had been evicted from there just before."""
+        self.breakers.note(Condition.THRASH, came_back, 1, tenant)
 
     def engine_gone(self, engine: str) -> None:
         """Its scheduler left: it stands on no ladder any more."""
         self.reports.forget(engine)
         self._told.pop(engine, None)
+        self._paid.pop(engine, None)
         self.events.emit(EventKind.ENGINE_GONE, engine=engine)
         if self._sources is not None:
             self._sources.gone(engine)
@@ -212,7 +240,7 @@ class Watch:
     ) -> None:
         """A positive verdict was given: `tokens` of it may be restored."""
         self.latencies.lookup.add(seconds)
-        action = self.stance(engine).action
+        action = self.stance(engine, tenant).action
         self.events.emit(
             EventKind.PREFIX_HIT if tokens else EventKind.PREFIX_MISS,
             reason="" if action is Action.NONE else action.value,
@@ -242,7 +270,7 @@ class Watch:
         if good:
             self.counts.tokens_restored += tokens
             self.latencies.restore.setdefault(tier, Latency()).add(seconds)
-            self._compare(engine, tokens, seconds)
+            self._compare(engine, request, tokens, seconds)
         self.events.emit(
             EventKind.SWAP_IN_DONE if good else EventKind.SWAP_IN_FAILED,
             reason=reason.value,
@@ -257,7 +285,7 @@ class Watch:
         )
         if reason is Reason.INTEGRITY:
             self.breakers.note(Condition.CHECKSUM, 1, 1)
-        self._streak(reason)
+        self._streak(engine, reason)
 
     def save_ended(
         self, engine: str, request: str, tenant: str, reason: Reason, *, blocks: int, nbytes: int
@@ -277,7 +305,7 @@ class Watch:
                 nbytes=nbytes,
                 numbers={"blocks": blocks},
             )
-        self._streak(reason)
+        self._streak(engine, reason)
 
     def statistics(self) -> WatchStatistics:
         """A frozen snapshot."""
@@ -315,6 +343,7 @@ class Watch:
             threshold=self.breakers.threshold(condition),
             at="" if trip is None else trip.at,
             evidence=0 if trip is None else len(trip.evidence),
+            tripped_for=self.breakers.tripped_for(condition),
         )
 
     # The look
@@ -344,14 +373,7 @@ class Watch:
             self._tell_action(engine)
 
     def _differences(self, past: _Past, tally: Tally, now: int) -> float:
-        before = past.tally
-        self.breakers.note(
-            Condition.THRASH, tally.thrashed - before.thrashed, tally.stored - before.stored
-        )
-        wasted = tally.prefetch_wasted - before.prefetch_wasted
-        used = tally.prefetch_used - before.prefetch_used
-        self.breakers.note(Condition.PREFETCH_WASTE, wasted, wasted + used)
-        errors = tally.io_errors - before.io_errors
+        errors = tally.io_errors - past.tally.io_errors
         if errors > 0:
             self.events.emit(
                 EventKind.TIER_ERROR, tier_from=TierName.NVME.value, numbers={"errors": errors}
@@ -383,18 +405,23 @@ class Watch:
             self._told[engine] = action
             self.events.emit(EventKind.ACTION, subject="engine", engine=engine, reason=action.value)
 
-    def _compare(self, engine: str, tokens: int, seconds: float) -> None:
+    def _compare(self, engine: str, request: str, tokens: int, seconds: float) -> None:
         if self._sources is None or not tokens:
             return
+        promised_s = self._sources.promised_s(engine, request)
+        if promised_s is not None:
+            self.breakers.note(Condition.RESTORE_SLOW, seconds > promised_s, 1, engine)
         recompute_s = self._sources.recompute_s(engine, tokens)
-        if recompute_s is not None:
-            self.breakers.note(Condition.RESTORE_SLOW, seconds > recompute_s, 1)
+        paid = self._paid.setdefault(engine, _Paid())
+        if recompute_s is not None and request not in paid.requests:
+            paid.requests.add(request)
+            paid.us = min(paid.us + recompute_s * 1e6, _PAID_MAX_US)
 
-    def _streak(self, reason: Reason) -> None:
-        if reason in _OURS:
-            self.breakers.note(Condition.ERROR_STREAK, 1, 1)
+    def _streak(self, engine: str, reason: Reason) -> None:
+        if reason in _FAULTS:
+            self.breakers.note(Condition.ERROR_STREAK, 1, 1, engine)
         elif reason is Reason.NONE:
-            self.breakers.note(Condition.ERROR_STREAK, 0, 1)
+            self.breakers.note(Condition.ERROR_STREAK, 0, 1, engine)
 
 
 def _weight(action: Action) -> int:

@@ -28,6 +28,7 @@ from typing import Final
 from storage.block import BlockAddress
 from storage.stages import Candidate, Unwanted, Wanted
 from strongroom.clock import Clock
+from strongroom.identity import ComponentId
 
 _NS: Final = 1e9
 _DAY_S: Final = 24 * 3600
@@ -73,6 +74,8 @@ class AdmissionStatistics:
     stored: int
     thrashed: int
     """Of the sample: how many were written, how many left unused or came back after they left."""
+    came_back: int
+    """Of these: how many were written again right after they had been evicted."""
     thrash_rate: float
     budget_left_bytes: int | None
     pressure: float
@@ -98,6 +101,7 @@ class _Outcomes:
 @dataclass(slots=True)
 class _Followed:
     kind: tuple[int, int]
+    tenant: ComponentId
     used: bool = False
 
 
@@ -107,12 +111,17 @@ class _Counts:
     refused: Counter[str] = field(default_factory=Counter)
     stored: int = 0
     thrashed: int = 0
+    came_back: int = 0
     tried: int = 0
 
 
 def unknown(_: int) -> None:
     """No cost model: what a restore saves is unknown."""
     return
+
+
+def untold(_tenant: ComponentId, _came_back: bool) -> None:
+    """Nobody asked."""
 
 
 class Admission:
@@ -134,6 +143,8 @@ class Admission:
         self._thrash_ns = 0
         self._counts = _Counts()
         self._pressure = 1.0
+        self.told: Callable[[ComponentId, bool], None] = untold
+        """Called with each block of the sample that is written: whose, and whether it came back."""
         self._budget = self._budget_max()
         self._budget_ns = clock()
 
@@ -146,7 +157,7 @@ class Admission:
     def decide(self, candidate: Candidate) -> Wanted | Unwanted:
         """Whether the block should be written; counts it as a candidate."""
         kind = (candidate.retention.priority // _PRIORITY_STEP, _uses_class(candidate.uses))
-        self._follow(candidate.address, kind)
+        self._follow(candidate, kind)
         refusal = self._refusal(candidate, kind)
         if refusal is None:
             self._counts.admitted += 1
@@ -171,12 +182,16 @@ class Admission:
         if self._budget is not None:
             self._budget = max(self._budget - nbytes, 0.0)
         packed = address.pack()
-        if packed in self._followed:
-            self._counts.stored += 1
-        if packed in self._left:
+        followed = self._followed.get(packed)
+        came_back = packed in self._left
+        if came_back:
             # It had left not long ago, and is here again.
             del self._left[packed]
+            self._counts.came_back += 1
             self._thrashed()
+        if followed is not None:
+            self._counts.stored += 1
+            self.told(followed.tenant, came_back)
 
     def used(self, address: BlockAddress) -> None:
         """A stored block was restored."""
@@ -221,6 +236,7 @@ class Admission:
             refused=dict(self._counts.refused),
             stored=self._counts.stored,
             thrashed=self._counts.thrashed,
+            came_back=self._counts.came_back,
             thrash_rate=self.thrash_rate,
             budget_left_bytes=None if self._budget is None else int(self._budget),
             pressure=self._pressure,
@@ -262,15 +278,15 @@ class Admission:
             bar /= max(self._budget / most, 0.01)
         return bar / max(self._pressure, 0.01)
 
-    def _follow(self, address: BlockAddress, kind: tuple[int, int]) -> None:
-        packed = address.pack()
+    def _follow(self, candidate: Candidate, kind: tuple[int, int]) -> None:
+        packed = candidate.address.pack()
         earlier = self._followed.pop(packed, None)
         if earlier is not None and not earlier.used:
             # It is computed and saved again: it was wanted, and was not here.
             self._settle(earlier.kind, wanted=True)
         if earlier is None and packed[0] % self._settings.sample_every:
             return
-        self._followed[packed] = _Followed(kind)
+        self._followed[packed] = _Followed(kind, candidate.tenant)
         if len(self._followed) > self._settings.sample_max:
             _, oldest = self._followed.popitem(last=False)
             if not oldest.used:

@@ -5,7 +5,7 @@ Rules:
   which it ends, whoever ended it; a batch leaves with its last member. So nothing that is over
   is ever left behind, and the bounds count only what is alive (`verify` says so, in tests).
 - The fuller the rooms are, the higher the priority a block must have to be let in; at pressure
-  1 none is.
+  1 none is. The same by the admission that was set: halved, documents stay out; at 0 all do.
 - What is open is dirty: that is the duplicate guard, and what eviction steps over.
 """
 
@@ -26,6 +26,8 @@ from strongroom.clock import Clock
 
 _EASY: Final = 0.5
 """Up to this pressure every priority is let in; from there the bar rises to 100 at 1."""
+_BAR_MAX: Final = 75
+"""The bar as admission nears 0. Half of it lies between documents and what was said before."""
 
 
 class Trigger(StrEnum):
@@ -141,10 +143,11 @@ class Offloads:
 
     def admits(self, candidate: Candidate) -> bool:
         """Whether such a block may come in now."""
-        pressure = max(self._pressure_with(candidate.nbytes), 1.0 - self._admission)
-        if pressure >= 1.0:
+        pressure = self._pressure_with(candidate.nbytes)
+        if pressure >= 1.0 or not self._admission:
             return False
-        return candidate.retention.priority >= (pressure - _EASY) / (1.0 - _EASY) * 100
+        bar = max((pressure - _EASY) / (1.0 - _EASY) * 100, (1.0 - self._admission) * _BAR_MAX)
+        return candidate.retention.priority >= bar
 
     def set_admission(self, factor: float) -> None:
         """Let less in: 1 is normal, at 0 nothing new is let in."""

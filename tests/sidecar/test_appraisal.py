@@ -104,3 +104,24 @@ def test_an_engine_that_left_leaves_nothing() -> None:
     appraiser.choose("e", "1", offer())
     appraiser.forget("e")
     assert appraiser.statistics().restoring_bytes[TierName.NVME] == 0
+
+
+def test_a_load_is_promised_to_beat_the_queue_and_the_computing_that_it_replaces() -> None:
+    clock = ManualClock()
+    appraiser = Appraiser(clock)
+    for _ in range(40):
+        clock.advance(0.02)
+        appraiser.observe_restore(TierName.NVME, 32 * 2**20, 0.0, 0.02)
+    assert appraiser.choose("e", "cold", offer()).why is Why.COLD
+    assert appraiser.promised_seconds("e", "cold") is None
+    appraiser.forget("e")
+    appraiser.observe_report("e", Report(9, 9, 0, 0, 100_000, 10_000_000, 0, 0))
+    for number in range(20):  # prompts without a hit: 200 ms each are owed
+        appraiser.choose("e", f"q{number}", Offer(2000, ()))
+    decision = appraiser.choose("e", "warm", offer())
+    assert isinstance(decision, Restore)
+    promised = appraiser.promised_seconds("e", "warm")
+    # Bringing takes longer than computing alone would, and is not slow for that.
+    assert promised == pytest.approx(20 * 0.2 + 8 * 256 * 100e-6, rel=0.2)
+    appraiser.dropped("e", "warm")
+    assert appraiser.promised_seconds("e", "warm") is None

@@ -10,19 +10,22 @@ from pathlib import Path
 import pytest
 
 from sidecar.breaker import (
+    ABOUT_MAX,
     REFUSING,
     RULES,
+    SCOPES,
     SECURITY,
     Armed,
     Breakers,
     BreakerSettings,
     Condition,
     Probation,
+    Scope,
     Tripped,
 )
 from sidecar.clocks import Clocks
 from sidecar.events import EventKind, Events
-from sidecar.measures import Count, Measure, Rise, Share, Streak
+from sidecar.measures import Count, Measure, Ratio, Rise, Streak
 from sidecar.stance import Action
 from strongroom.errors import Conflict, Missing, Misuse, Unavailable
 from tests.sidecar.harness import ManualClock
@@ -50,13 +53,17 @@ class Rig:
     def _fence(self) -> None:
         self.fenced += 1
 
-    def trip(self, condition: Condition) -> None:
+    def trip(self, condition: Condition, about: str = "") -> None:
         """As many bad cases as it takes."""
+        if condition is Condition.ENGINE_IDLE:
+            for _ in range(32):  # what it rises from
+                self.breakers.note(condition, 0, 1_000_000, about)
+                self.clock.advance(1)
+        cases = 1_000_000 if condition is Condition.ENGINE_IDLE else 1
         for _ in range(1000):
-            if isinstance(self.breakers.states()[condition], Tripped):
+            if about in self.breakers.tripped_for(condition):
                 return
-            self.breakers.note(condition, 1_000_000 if condition is Condition.ENGINE_IDLE else 1,
-                               1_000_000 if condition is Condition.ENGINE_IDLE else 1)  # fmt: skip
+            self.breakers.note(condition, cases, cases, about)
         raise AssertionError(condition)
 
     def wait(self, seconds: float) -> None:
@@ -79,8 +86,8 @@ def rig(tmp_path: Path) -> Rig:
 # The ways to measure
 
 
-def test_a_share_needs_enough_cases_and_more_than_its_threshold() -> None:
-    measure = Measure(Share(threshold=0.05, minimum=100, window_s=60))
+def test_a_ratio_needs_enough_cases_and_more_than_its_threshold() -> None:
+    measure = Measure(Ratio(threshold=0.05, minimum=100, window_s=60))
     for number in range(100):
         assert measure.trips(0) is None
         measure.add(number < 5, 1, 0)
@@ -121,6 +128,13 @@ def test_a_rise_is_against_the_best_of_the_windows_before() -> None:
     assert measure.trips(now) is not None
 
 
+def test_a_level_is_no_rise_while_there_is_nothing_that_it_rose_from() -> None:
+    measure = Measure(Rise(threshold=0.2, minimum=10, window_s=10))
+    for second in range(10):
+        measure.add(9, 10, second * 10**9)
+        assert measure.trips(second * 10**9) is None
+
+
 # Conditions
 
 
@@ -159,6 +173,61 @@ def test_a_trip_keeps_the_events_of_its_window(rig: Rig) -> None:
     state = rig.breakers.states()[Condition.CHECKSUM]
     assert isinstance(state, Tripped)
     assert [event.request for event in state.trip.evidence if event.request] == ["just now"]
+
+
+# Whom they are about
+
+
+@pytest.mark.parametrize("condition", PERFORMANCE)
+def test_a_performance_trip_is_for_whom_it_is_about_and_for_nobody_else(
+    rig: Rig, condition: Condition
+) -> None:
+    rig.trip(condition, "a")
+    of_engine = SCOPES[condition] is Scope.ENGINE
+    theirs = ("a", "t") if of_engine else ("e", "a")
+    assert rig.breakers.action_for(*theirs) is Action.ENGINE_ONLY
+    # The other scope's name is not mistaken for this one's.
+    others = (("b", "t"), ("e", "a")) if of_engine else (("e", "b"), ("a", "t"))
+    for engine, tenant in others:
+        assert rig.breakers.action_for(engine, tenant) is Action.NONE
+    assert rig.breakers.tripped_for(condition) == ("a",)
+    rig.trip(condition, "b")
+    rig.breakers.clear(condition)
+    assert rig.breakers.tripped_for(condition) == ()
+    assert rig.action() is Action.NONE
+
+
+@pytest.mark.parametrize("condition", sorted(SECURITY))
+def test_a_security_trip_is_for_the_whole_node(rig: Rig, condition: Condition) -> None:
+    rig.trip(condition)
+    expected = Action.REFUSE if condition in REFUSING else Action.ENGINE_ONLY
+    assert rig.breakers.action_for("any", "one") is expected
+
+
+def test_breakers_of_engines_and_tenants_are_bounded_and_a_trip_is_not_pushed_out(
+    rig: Rig,
+) -> None:
+    rig.trip(Condition.THRASH, "tripped")
+    for number in range(2 * ABOUT_MAX):
+        rig.breakers.note(Condition.THRASH, 1, 1, f"{number}")
+    assert len(rig.breakers) <= ABOUT_MAX + len(SECURITY)
+    assert rig.breakers.tripped_for(Condition.THRASH) == ("tripped",)
+
+
+def test_a_refusing_trip_is_kept_and_fences_although_it_cannot_be_told(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(rig.events, "emit", full)
+    with pytest.raises(OSError, match="No space"):
+        rig.breakers.note(Condition.CROSS_TENANT, 1, 1)
+    assert rig.fenced == 1
+    with pytest.raises(Unavailable):
+        rig.breakers.check()
+    monkeypatch.undo()
+    assert rig.start().action is Action.REFUSE
 
 
 # Coming back
@@ -281,4 +350,4 @@ def test_a_trip_that_cannot_be_written_is_in_force_and_written_later(rig: Rig) -
 
 def test_every_condition_has_a_rule() -> None:
     rules: Mapping[Condition, object] = RULES
-    assert set(rules) == set(Condition)
+    assert set(rules) == set(SCOPES) == set(Condition)

@@ -170,15 +170,17 @@ def test_an_engine_short_of_pages_goes_through_the_steps_in_their_order() -> Non
         Action.RECOMPUTE,
         Action.ENGINE_ONLY,
     ]
-    assert rig.look(0.5, engines={"a": 0.995, "b": 0.3}).prefetch_stopped
+    # The node's prefetching goes on, for the other engine.
+    assert not rig.look(0.5, engines={"a": 0.995, "b": 0.3}).prefetch_stopped
     assert not rig.look(60, engines={"a": 0.5, "b": 0.3}).prefetch_stopped
     assert rig.pressure.action("a") is Action.NONE
 
 
 def test_an_engine_that_is_gone_holds_nothing_back() -> None:
     rig = Rig()
-    assert rig.look(3, engines={"a": 0.995}).prefetch_stopped
-    assert not rig.look(0.5).prefetch_stopped
+    rig.look(3, engines={"a": 0.995})
+    assert rig.pressure.action("a") is Action.ENGINE_ONLY
+    rig.look(0.5)
     assert rig.pressure.action("a") is Action.NONE
 
 
@@ -191,7 +193,7 @@ def test_a_reading_that_is_missing_changes_nothing() -> None:
 def test_effects_never_grow_weaker_with_a_higher_rung() -> None:
     for gauge in Gauge:
         for rung in range(3):
-            low, high = effects({gauge: rung}, {}), effects({gauge: rung + 1}, {})
+            low, high = effects({gauge: rung}), effects({gauge: rung + 1})
             assert high.disk_admission <= low.disk_admission
             assert high.swap_outs_paused >= low.swap_outs_paused
             assert high.prefetch_stopped >= low.prefetch_stopped

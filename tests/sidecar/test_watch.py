@@ -11,19 +11,21 @@ from pathlib import Path
 import pytest
 
 from sidecar.breaker import Condition
+from sidecar.clocks import Clocks
 from sidecar.events import EventKind
 from sidecar.gauges import OTHER, Gauges, TenantUse, top_tenants
 from sidecar.pressure import Gauge, Ladder, Ladders, Readings
 from sidecar.reasons import Reason
+from sidecar.reports import Reports
 from sidecar.stance import Action
-from sidecar.watch import Tally, Watch
+from sidecar.watch import Watch
 from storage.tiers.protocol import TierName
 from strongroom.errors import Corrupt
 from strongroom.identity import ComponentId
 from strongroom.wire.frames import Failure, Finish, Ping, Pong, Report
 from tests.sidecar.conftest import PROMPT, Stored
 from tests.sidecar.control_plane import FakeControlPlane
-from tests.sidecar.harness import ENGINE, World, harness
+from tests.sidecar.harness import ENGINE, ManualClock, World, harness
 from tests.sidecar.test_session import until
 
 
@@ -83,8 +85,9 @@ async def test_a_short_engine_gets_less_in_steps_and_all_of_it_back(stored: Stor
     # none, stop prefetch, limit (blocks that end within 130 tokens), recompute, engine-only
     assert seen == [288, 288, 128, 0, 0]
     assert watch.stance(ENGINE).action is Action.ENGINE_ONLY
-    assert stored.world.sidecar.prefetcher.statistics().paused == ("pressure",)
-    assert watch.stance("another").action is Action.NONE
+    # What one engine says of its pages is for that engine alone.
+    assert stored.world.sidecar.prefetcher.statistics().paused == ()
+    assert watch.stance("another").prefetches
     await told(stored, report(900))
     for _ in range(5):
         watch.look()
@@ -177,18 +180,19 @@ async def test_blocks_that_do_not_open_trip_the_breaker(
     await until(lambda: in_force(watch) is Action.ENGINE_ONLY)
 
 
-async def test_restores_slower_than_computing_trip_and_faster_ones_do_not(
+async def test_restores_slower_than_was_promised_trip_and_faster_ones_do_not(
     stored: Stored,
 ) -> None:
     watch = stored.world.sidecar.watch
     assert watch._sources is not None
-    for recompute_s, action in ((10.0, Action.NONE), (0.0, Action.ENGINE_ONLY)):
-        watch.attach(replace(watch._sources, recompute_s=partial(always, recompute_s)))
+    for promised_s, action in ((None, Action.NONE), (10.0, Action.NONE), (0.0, Action.ENGINE_ONLY)):
+        watch.attach(replace(watch._sources, promised_s=partial(always, promised_s)))
         for _ in range(120):
             watch.load_ended(
                 ENGINE, "r", "t", Reason.NONE, tier="host", tokens=64, nbytes=1, seconds=0.01
             )
         assert in_force(watch) is action
+    assert watch.stance("another", "t").action is Action.NONE
 
 
 async def test_faults_in_a_row_trip_and_policy_is_no_fault(stored: Stored) -> None:
@@ -207,43 +211,101 @@ async def test_faults_in_a_row_trip_and_policy_is_no_fault(stored: Stored) -> No
         ended(Reason.EXPIRED)
     assert in_force(watch) is Action.NONE
     ended(Reason.EXPIRED)
-    assert in_force(watch) is Action.ENGINE_ONLY
+    assert watch.stance(ENGINE).action is Action.ENGINE_ONLY
+    assert watch.stance("another").action is Action.NONE
 
 
-def always(seconds: float, _engine: str, _tokens: int) -> float:
+def always(seconds: float | None, _engine: str, _request: object) -> float | None:
     return seconds
 
 
-def _same(tally: Tally) -> Tally:
-    return tally
+@pytest.fixture
+async def clocked(tmp_path: Path) -> AsyncIterator[tuple[Watch, ManualClock]]:
+    """A watch under a clock that is moved by hand."""
+    async with harness(tmp_path, watch_interval_s=3600) as world:
+        watch, clock = world.sidecar.watch, ManualClock()
+        clocks = Clocks(clock)
+        watch._clocks = watch.breakers._clocks = clocks
+        watch.reports = Reports(clock)
+        yield watch, clock
 
 
-async def test_a_rise_of_the_engines_idle_time_trips(stored: Stored) -> None:
-    second = 1_000_000
-    await told(stored, report(500))
-    await told(stored, report(500, busy_us=10 * second, idle_us=second))
-    watch = stored.world.sidecar.watch
+SECOND = 1_000_000
+
+
+def run_engine(
+    watch: Watch, clock: ManualClock, seconds: int, idle_us: int, *, engine: str = ENGINE
+) -> None:
+    """A report a second, of which `idle_us` were spent waiting for loads and the rest computing."""
+    latest = watch.reports.latest().get(engine)
+    busy, idle = (0, 0) if latest is None else (latest.report.busy_us, latest.report.idle_us)
+    if latest is None:
+        watch.reported(engine, report(500))
+    for _ in range(seconds):
+        clock.advance(1)
+        busy, idle = busy + SECOND - idle_us, idle + idle_us
+        watch.reported(engine, report(500, busy_us=busy, idle_us=idle))
+
+
+async def test_a_rise_of_the_engines_idle_time_trips_and_a_level_does_not(
+    clocked: tuple[Watch, ManualClock],
+) -> None:
+    watch, clock = clocked
+    run_engine(watch, clock, 120, SECOND // 2)
     assert in_force(watch) is Action.NONE
-    await told(stored, report(500, busy_us=14 * second, idle_us=9 * second))
-    assert in_force(watch) is Action.ENGINE_ONLY
-    assert watch.breakers.reading(Condition.ENGINE_IDLE) is None
+    run_engine(watch, clock, 30, SECOND * 8 // 10)
+    assert watch.stance(ENGINE).action is Action.ENGINE_ONLY
+    assert watch.stance("another").action is Action.NONE
 
 
-async def test_waste_and_thrash_trip_by_what_changed_since_the_look_before(
+async def test_waiting_for_loads_that_save_as_much_computing_is_no_idle_time(
+    clocked: tuple[Watch, ManualClock],
+) -> None:
+    """Cold prompts first, so that nothing is loaded; then one user whose loads pay off."""
+    watch, clock = clocked
+    assert watch._sources is not None
+    for saved_s, action in ((2.0, Action.NONE), (0.01, Action.ENGINE_ONLY)):
+        watch.attach(replace(watch._sources, recompute_s=partial(always, saved_s)))
+        run_engine(watch, clock, 60, 0)
+        for number in range(120):
+            watch.load_ended(
+                ENGINE, f"{number}", "t", Reason.NONE, tier="nvme", tokens=64, nbytes=1, seconds=0.4
+            )
+            run_engine(watch, clock, 1, SECOND * 4 // 10)
+        assert in_force(watch) is action
+
+
+async def test_a_report_of_more_time_than_has_passed_counts_for_nothing(
+    clocked: tuple[Watch, ManualClock],
+) -> None:
+    watch, clock = clocked
+    run_engine(watch, clock, 60, 0)
+    clock.advance(1)
+    told = watch.reports.latest()[ENGINE].report
+    watch.reported(ENGINE, report(500, busy_us=told.busy_us, idle_us=10**12))
+    assert watch.reports.latest()[ENGINE].idle_us == 0
+    assert watch.stance(ENGINE).action is Action.NONE
+    # The same again, in time that did pass.
+    for number in range(1, 31):
+        clock.advance(1)
+        idle_us = 10**12 + number * SECOND
+        watch.reported(ENGINE, report(500, busy_us=told.busy_us, idle_us=idle_us))
+    assert watch.stance(ENGINE).action is Action.ENGINE_ONLY
+
+
+async def test_waste_and_thrash_trip_for_the_tenant_whose_blocks_they_are(
     stored: Stored,
 ) -> None:
     watch = stored.world.sidecar.watch
-    for changed, condition in (
-        (Tally(thrashed=150, stored=250), Condition.THRASH),
-        (Tally(prefetch_wasted=190, prefetch_used=10), Condition.PREFETCH_WASTE),
+    for bad, condition in (
+        (partial(watch.written, came_back=True), Condition.THRASH),
+        (partial(watch.prefetched, used=False), Condition.PREFETCH_WASTE),
     ):
-        assert watch._sources is not None
-        watch.attach(replace(watch._sources, tally=Tally))
-        watch.look()
-        assert in_force(watch) is Action.NONE
-        watch.attach(replace(watch._sources, tally=partial(_same, changed)))
-        watch.look()
-        assert in_force(watch) is Action.ENGINE_ONLY
+        for _ in range(200):
+            bad("one")
+        assert watch.breakers.tripped_for(condition) == ("one",)
+        assert watch.stance(ENGINE, "one").action is Action.ENGINE_ONLY
+        assert watch.stance(ENGINE, "another").action is Action.NONE
         watch.breakers.clear(condition)
 
 

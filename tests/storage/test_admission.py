@@ -175,6 +175,18 @@ def test_the_flash_budget_bounds_what_is_written_in_a_day() -> None:
     assert policy.statistics().refused["budget"] > 1000
 
 
+def test_who_asked_is_told_of_each_write_whose_it_was_and_whether_it_came_back() -> None:
+    policy = admission()
+    told: list[tuple[str, bool]] = []
+    policy.told = lambda tenant, came_back: told.append((tenant, came_back))
+    leave_unused(policy, range(10))
+    # What left and was never wanted again is a usual cache, and nothing that came back.
+    assert told == [("1" * 32, False)] * 10
+    leave_unused(policy, range(10))
+    assert told[10:] == [("1" * 32, True)] * 10
+    assert policy.statistics().came_back == 10
+
+
 def test_pressure_raises_the_bar_and_stops_everything_in_the_end() -> None:
     policy = admission(saved_s=0.004)
     assert admitted(policy, range(10)) == 10

@@ -12,7 +12,7 @@ import pytest
 from storage.ending import Cancelled, Cause, Completed, Failed, Outcome
 from storage.header import record_bytes
 from storage.offloads import Trigger
-from storage.retention import Retention
+from storage.retention import BlockKind, Retention
 from storage.stages import Batched, Candidate, Committed, Gathered, Offload, Queued, Unwanted
 from strongroom.errors import Unavailable
 from tests.storage.offload_rig import EIO, ENOSPC, MIB, Rig, rig
@@ -407,6 +407,16 @@ async def test_admission_turned_down_lets_only_what_matters_in_and_comes_back(
         assert (await it.offer(context(3), priority=100)).outcome == Failed(Cause.QUEUE_FULL)
         it.pipeline.set_admission(1.0)
         assert (await it.offer(context(4))).outcome is None
+
+
+async def test_half_admission_keeps_documents_out_and_lets_what_was_said_in(folder: Path) -> None:
+    kinds = (BlockKind.DOCUMENT, BlockKind.HISTORY)
+    document, history = (Retention.of(kind).priority for kind in kinds)
+    async with rig(folder) as it:
+        it.pipeline.set_admission(0.5)
+        out = await it.offer(context(1), priority=document)
+        assert out.outcome == Failed(Cause.QUEUE_FULL)
+        assert (await it.offer(context(2), priority=history)).outcome is None
 
 
 async def test_a_save_waits_for_the_queue_and_then_does_without(folder: Path) -> None:
