@@ -11,7 +11,7 @@ from typing import Final
 import pytest
 from pydantic.fields import FieldInfo
 
-from sidecar.breaker import REFUSING, SECURITY, Condition
+from sidecar.breaker import REFUSING, SCOPES, SECURITY, Condition
 from sidecar.pressure import Gauge, Ladder, Ladders
 from sidecar.settings import SidecarSettings
 from sidecar.stance import Action
@@ -100,17 +100,17 @@ def test_every_variable_that_the_page_names_is_a_setting() -> None:
     assert {name.lower() for name in named} <= set(FIELDS)
 
 
-def test_every_breaker_is_listed_with_its_kind() -> None:
-    rows = dict(
-        re.findall(r"^\| `(\w+)` \| ((?:performance|security)[^|]*) \|", PAGE, re.MULTILINE)
+def test_every_breaker_is_listed_with_its_kind_and_whom_it_is_about() -> None:
+    rows = re.findall(
+        r"^\| `(\w+)` \| ((?:performance|security)[^|]*) \| (\w+) \|", PAGE, re.MULTILINE
     )
-    expected = {
-        condition.value: "performance"
-        if condition not in SECURITY
-        else ("security, refuses" if condition in REFUSING else "security")
-        for condition in Condition
-    }
-    assert rows == expected
+    assert rows == [(c.value, _kind(c), SCOPES[c].value) for c in Condition]
+
+
+def _kind(condition: Condition) -> str:
+    if condition not in SECURITY:
+        return "performance"
+    return "security, refuses" if condition in REFUSING else "security"
 
 
 def test_every_step_is_listed_with_its_number() -> None:
