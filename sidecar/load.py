@@ -10,6 +10,8 @@ Rules:
   zeroed meanwhile. A fenced load fails from its start: none of its parts may be used.
 - One of `LoadDone` and `LoadFailed` is sent, once, whatever happens. A part whose layers were
   announced and that then failed is taken back by `LoadFailed`; its slot is blank by then.
+- A slot is the load's from the step in which it is taken: it is blanked and given back also where
+  the task that was to fill it never came to its first step.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from sidecar.slots import Slots
 from sidecar.transfer import Depot, Shard
 from storage.block import BlockAddress, BlockContext
 from storage.fence import Fenced
+from storage.header import Header
 from storage.onboard import Onboarding
 from storage.staging import StagingSlot
 from storage.tiers.protocol import TierName
@@ -85,7 +88,7 @@ class _Turn:
     block: ChainedBlock
     index: int
     slot: StagingSlot
-    asked_s: float
+    taken_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +161,7 @@ class LoadTransfer:
             failed_at = self._frame.start
             reason = reason if caught else self._why_stopped()
         self._parts.blank()
+        self._parts.give_up_half()
         self._depot.watch.load_ended(
             self._shard.engine,
             self._request.name,
@@ -173,7 +177,6 @@ class LoadTransfer:
         else:
             self._send(LoadFailed(self._frame.load, max(failed_at, self._frame.start)))
             await self._note_failure(failed_at, reason)
-        self._parts.give_up_half()
         await self._parts.all_returned()
 
     def copied(self, offset: int) -> None:
@@ -211,6 +214,8 @@ class LoadTransfer:
         addresses = [self._address(block) for block in blocks]
         # Before anything is read for this load: what is under way already is not read twice.
         for address in addresses:
+            if self._stopped:
+                return self._frame.start, self._why_stopped()
             await self._patience.until_here(address)
         if self._depot.store.slowest_tier(addresses) is not TierName.NVME:
             return await self._open_all(blocks, None, until_ns)
@@ -224,12 +229,24 @@ class LoadTransfer:
         until_ns: int,
     ) -> tuple[int, Reason]:
         """Two blocks at a time, begun in order; the first that fails ends the load there."""
+        try:
+            return await self._open_in_turn(blocks, onboarding, until_ns)
+        finally:
+            # Every task has ended. One that was cancelled before its first step has done nothing.
+            for slot in tuple(self._busy.values()):
+                self._give_up(slot)
+
+    async def _open_in_turn(
+        self,
+        blocks: list[ChainedBlock],
+        onboarding: Onboarding | None,
+        until_ns: int,
+    ) -> tuple[int, Reason]:
         running: deque[asyncio.Task[_Ended]] = deque()
         async with asyncio.TaskGroup() as tasks:
             for index, block in enumerate(blocks):
                 if self._stopped:
                     break
-                asked_s = time.monotonic()
                 while len(running) >= _AT_ONCE:
                     ended = await running.popleft()
                     if ended.reason is not Reason.NONE:
@@ -239,7 +256,9 @@ class LoadTransfer:
                 except StrongroomError as error:
                     running.append(tasks.create_task(_at_once(block, reason_of(error))))
                     break
-                turn = _Turn(block, index, slot, asked_s)
+                self._busy[slot.offset] = slot
+                # What it waited for room is the engine's doing, and says nothing of the tier.
+                turn = _Turn(block, index, slot, time.monotonic())
                 running.append(tasks.create_task(self._open(turn, onboarding), name="open"))
             while running:
                 ended = await running.popleft()
@@ -257,21 +276,25 @@ class LoadTransfer:
     async def _open(self, turn: _Turn, onboarding: Onboarding | None) -> _Ended:
         """Bring, open and release one block. Its slot is blank or released when this ends."""
         block, slot = turn.block, turn.slot
-        self._busy[slot.offset] = slot
         try:
             tier = None if onboarding is None else await _brought(onboarding, turn.index)
             await self._release(turn, tier)
         except StrongroomError as error:
-            self._parts.fail(slot)
+            self._give_up(slot)
             return _Ended(block, reason_of(error))
         except BaseException:
-            self._parts.fail(slot)
+            self._give_up(slot)
             raise
         finally:
-            del self._busy[slot.offset]
             if onboarding is not None:
                 onboarding.release(turn.index)
         return _Ended(block, Reason.NONE)
+
+    def _give_up(self, slot: StagingSlot) -> None:
+        """Nothing of the slot will be used; one that was said belongs to the parts."""
+        if self._busy.pop(slot.offset, None) is not None:
+            self._slots.blank(slot)
+            self._parts.fail(slot)
 
     async def _release(self, turn: _Turn, brought_from: TierName | None) -> None:
         block, slot = turn.block, turn.slot
@@ -290,11 +313,8 @@ class LoadTransfer:
         self._depot.prefetcher.was_read(context.address, tier)
         self._depot.used(context.address)
         # From here to the frame nothing waits: what was invalidated before is seen here.
-        try:
-            deadline_ns = self._checked(loaded.tenant, loaded.namespace)
-        except StrongroomError:
-            self._slots.blank(slot)
-            raise
+        deadline_ns = self._checked(loaded.tenant, loaded.namespace)
+        del self._busy[slot.offset]
         self._bytes += loaded.bytes
         if self._tier != TierName.NVME:
             self._tier = tier.value
@@ -310,15 +330,13 @@ class LoadTransfer:
         )
         self._observe(turn, began_s, tier, loaded.bytes)
 
-    def _release_layers(self, turn: _Turn, layers: int) -> None:
+    def _release_layers(self, turn: _Turn, layers: int, header: Header) -> None:
         """The first layers of a block that is being opened are good. Nothing is awaited."""
         block, slot = turn.block, turn.slot
-        if self._stopped or slot.offset not in self._busy:
+        if self._stopped or self._busy.get(slot.offset) is not slot:
             return
-        context = block_context(self._judged, block, self._shard)
         try:
-            # The record's header has been compared with the context before its first segment.
-            deadline_ns = self._checked(context.tenant, context.namespace)
+            deadline_ns = self._checked(header.context.tenant, header.context.namespace)
         except StrongroomError:
             return  # the load finds the same before it releases the part
         self._parts.half(slot, block.extent.start, deadline_ns)
@@ -349,7 +367,7 @@ class LoadTransfer:
         self._last_ended_s = ended_s
         appraiser, engine = self._depot.appraiser, self._shard.engine
         appraiser.observe_restore(
-            tier, nbytes, served_from_s - turn.asked_s, ended_s - served_from_s
+            tier, nbytes, served_from_s - turn.taken_s, ended_s - served_from_s
         )
         appraiser.moved(engine, self._request.name, tier, nbytes)
 

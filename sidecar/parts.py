@@ -6,6 +6,8 @@ Rules:
 - A slot returns to the free room when the engine has said `Copied`, or a grace after its deadline,
   when the engine refuses those bytes anyway. That holds for the slot of a half said part too: the
   engine may still be copying from it.
+- `Copied` for a half said part frees nothing while the part is being opened: threads write into
+  that slot.
 """
 
 from __future__ import annotations
@@ -39,6 +41,8 @@ class Parts:
         self._grace_ns = grace_ns
         self._said: dict[int, Said] = {}
         self._half: dict[int, Said] = {}
+        self._answered: set[int] = set()
+        """Half said, and no use to the engine any more."""
         self._stopped = False
 
     def half(self, slot: StagingSlot, start: int, deadline_ns: int) -> None:
@@ -48,19 +52,24 @@ class Parts:
     def say(self, slot: StagingSlot, start: int, deadline_ns: int) -> None:
         """The whole part is released."""
         self._half.pop(slot.offset, None)
+        self._answered.discard(slot.offset)  # the whole part was not meant, and is answered anew
         self._said[slot.offset] = Said(slot, start, deadline_ns)
 
     def fail(self, slot: StagingSlot) -> None:
         """The part will not come; its slot is blank. Known to nobody, it is free at once."""
-        if slot.offset not in self._half:
+        if slot.offset not in self._half or slot.offset in self._answered:
+            self._half.pop(slot.offset, None)
+            self._answered.discard(slot.offset)
             self._slots.give_back(slot)
 
     def copied(self, offset: int) -> None:
         """The engine has no more use for the slot at `offset`."""
-        said = self._said.pop(offset, None) or self._half.pop(offset, None)
+        said = self._said.pop(offset, None)
         if said is not None:
             self._slots.give_back(said.slot)
             self.news.set()
+        elif offset in self._half:
+            self._answered.add(offset)
 
     def stop(self) -> None:
         """Zero every slot that the engine knows of; `all_copied` waits no longer."""
@@ -74,7 +83,7 @@ class Parts:
             self._slots.blank(said.slot)
 
     def give_up_half(self) -> None:
-        """The load has ended: what was half said is waited for as what was said."""
+        """No part is being opened any more: what is half said is waited for as what was said."""
         self._said.update(self._half)
         self._half.clear()
 

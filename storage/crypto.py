@@ -20,6 +20,10 @@ from storage.progress import Progress
 from storage.workers import Workers
 from strongroom.derivation import NamespaceKeys
 
+Opened = Callable[[int, Header], None]
+"""Called on the event loop: so many of the block's first segments are verified plaintext, and what
+its header says that it is."""
+
 _SPLIT_BYTES_MIN: Final = 512 * 1024
 """Below this a second thread costs more than it brings."""
 _SPLIT_SEGMENT_BYTES_MIN: Final = 16 * 1024
@@ -60,20 +64,21 @@ class Cipher:
         keys: NamespaceKeys,
         record: memoryview,
         plain: memoryview,
-        opened: Callable[[int], None] | None = None,
+        opened: Opened | None = None,
     ) -> Header:
         """Decrypt `record` into `plain`; on any failure, or when cancelled, `plain` is wiped.
 
-        `opened(n)` is called on the event loop while it runs, with n rising: the first n segments
-        are good. After a failure has been seen it is not called any more. Raises `Corrupt` when
-        the record is damaged, another block's, or under another key, and `Missing` when it is this
-        block in another layout.
+        `opened(n, header)` is called on the event loop while it runs, with n rising: the first n
+        segments are good. After a failure has been seen it is not called any more. Raises
+        `Corrupt` when the record is damaged, another block's, or under another key, and `Missing`
+        when it is this block in another layout.
         """
-        progress = _follow(context, opened)
+        progress: Progress | None = None
         try:
             # A copy: what was checked is what is used, whatever happens to the bytes below.
             header = read_header(memoryview(bytes(record[:HEADER_BYTES])))
             opener = Opener.begin(header, context, keys.data)
+            progress = _follow(header, opened)
             if progress is None:
                 await self._share(context, lambda left: opener.segments(left, record, plain))
             else:
@@ -123,9 +128,11 @@ class Cipher:
             await self._workers.run(*[lambda: work(left)] * max(parts, 1), always=True)
 
 
-def _follow(context: BlockContext, opened: Callable[[int], None] | None) -> Progress | None:
-    count = len(context.segment_bytes)
+def _follow(header: Header, opened: Opened | None) -> Progress | None:
     if opened is None:
         return None
-    tells = min(_TELLS_MAX, context.plaintext_bytes // _TELL_BYTES_MIN)
-    return None if tells < 2 else Progress(count, -(-count // tells), opened)
+    count = len(header.context.segment_bytes)
+    tells = min(_TELLS_MAX, header.context.plaintext_bytes // _TELL_BYTES_MIN)
+    if tells < 2:
+        return None
+    return Progress(count, -(-count // tells), lambda good: opened(good, header))

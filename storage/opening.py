@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
 from storage.block import BlockAddress, BlockContext
 from storage.buffers import ReadBuffers
-from storage.crypto import Cipher
+from storage.crypto import Cipher, Opened
 from storage.fence import Fence, Fenced
 from storage.header import Header, clear_placement, record_bytes
 from storage.lifecycle import Reserved
@@ -30,9 +30,6 @@ from strongroom.errors import Corrupt, Missing, Misuse, Overloaded, StrongroomEr
 from strongroom.identity import ComponentId, NamespaceId
 
 _log = logging.getLogger(__name__)
-
-Opened = Callable[[int], None]
-"""Called on the event loop: so many of the block's first segments are verified plaintext."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,13 +20,13 @@ from types import TracebackType
 from typing import Self
 
 from storage.block import BlockAddress, BlockContext
-from storage.crypto import Cipher
+from storage.crypto import Cipher, Opened
 from storage.fence import Fence
 from storage.lifecycle import Resident
 from storage.offload import OffloadPipeline
 from storage.offloads import OffloadStatistics
 from storage.onboard import Onboard, Onboarding, OnboardSettings, OnboardStatistics
-from storage.opening import Loaded, Opened, Opening
+from storage.opening import Loaded, Opening
 from storage.reclaim import Reclaim, Reclaimed
 from storage.residency import Residency
 from storage.retention import Retention
@@ -170,10 +170,10 @@ class BlockStore:
     ) -> Loaded:
         """Open a block into `staging` (exactly `context.plaintext_bytes`).
 
-        `opened(n)` is called while it runs, with n rising: the first n segments in staging are
-        verified plaintext; that all are is said by returning. Raises `Missing`, `Corrupt`,
-        `Fenced` or `Overloaded`; then staging is wiped. When cancelled, staging is wiped too,
-        once no thread writes to it any more.
+        `opened(n, header)` is called while it runs, with n rising: the first n segments in
+        staging are verified plaintext; that all are is said by returning. Raises `Missing`,
+        `Corrupt`, `Fenced` or `Overloaded`; then staging is wiped. When cancelled, staging is
+        wiped too, once no thread writes to it any more.
         """
         loaded = await self._opening.load(context, keys, staging, fence, opened)
         self._saving.used(context.address)

@@ -36,6 +36,7 @@ class OneByOne:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._turns = threading.Semaphore(0)
+        self.begun = 0
         plain = Opener.segments
 
         def segments(
@@ -45,6 +46,8 @@ class OneByOne:
             plaintext: memoryview,
             *opened: Callable[[int], None],
         ) -> None:
+            self.begun += 1
+
             def in_turn() -> Iterator[int]:
                 for index in indexes:
                     assert self._turns.acquire(timeout=20)
@@ -174,11 +177,11 @@ async def test_after_a_fence_no_layer_is_released_and_what_was_is_taken_back(
     assert not any(staging(wire))
 
 
-async def under_way(stored: Stored) -> Request:
+async def under_way(stored: Stored, turns: OneByOne) -> Request:
     """The load is inside the store, past its first checks."""
     (joined,) = stored.world.sidecar.sessions
     async with asyncio.timeout(20):
-        while (load := joined.workers[0]._loads.get(1)) is None or not load._busy:
+        while not turns.begun:
             await asyncio.sleep(0)
     request = joined.requests.get("r")
     assert request is not None
@@ -202,7 +205,7 @@ async def test_a_layer_that_opens_when_it_may_not_be_served_is_not_announced(
     stored: Stored, turns: OneByOne, forbid: Callable[[World, Request], None]
 ) -> None:
     wire = await start(stored)
-    request = await under_way(stored)
+    request = await under_way(stored, turns)
     forbid(stored.world, request)
     if forbid is by_revocation:
         async with asyncio.timeout(20):
@@ -225,7 +228,7 @@ async def test_what_is_being_opened_and_known_to_nobody_is_zeroed_at_once(
     stored: Stored, turns: OneByOne
 ) -> None:
     wire = await start(stored, layers=False)
-    await under_way(stored)
+    await under_way(stored, turns)
     turns.let(1)
     async with asyncio.timeout(20):
         while layer_content(0) not in staging(wire):

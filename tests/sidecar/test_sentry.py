@@ -24,15 +24,21 @@ from sidecar.sentry import REMEMBERED_MAX, Sentry
 from sidecar.stance import Action
 from sidecar.transfer import Shard
 from storage.block import BlockContext
+from storage.envelope import Opener, segment_aad
+from storage.header import Header
 from storage.keyring import KeyRing
-from strongroom.derivation import NamespaceKeys
+from strongroom.derivation import NamespaceKeys, block_key
 from strongroom.errors import StrongroomError
 from strongroom.identity import ComponentId, NamespaceId
 from strongroom.log import InvalidationKind, LogEntry
-from strongroom.wire.frames import LoadFailed
+from strongroom.wire.frames import Layers, Load, LoadFailed, Part
 from tests.sidecar.conftest import Stored
 from tests.sidecar.control_plane import FakeControlPlane, Granted
 from tests.sidecar.harness import ManualClock, World, block_content
+from tests.sidecar.prefetch_support import until
+from tests.sidecar.test_layers import OneByOne, turns
+
+__all__ = ["turns"]
 
 
 def break_the_key_path(monkeypatch: pytest.MonkeyPatch, theirs: Granted, ours: Granted) -> None:
@@ -50,6 +56,22 @@ def break_the_key_path(monkeypatch: pytest.MonkeyPatch, theirs: Granted, ours: G
 
     monkeypatch.setattr(KeyRing, "keys", crossed_keys)
     monkeypatch.setattr(sidecar.load, "block_context", crossed_context)
+
+
+def break_the_envelope(monkeypatch: pytest.MonkeyPatch, theirs: Granted, ours: Granted) -> None:
+    """`theirs` is opened under the keys of `ours`, and no header is compared with what is asked."""
+    wrong = dict(zip(theirs.namespaces, ours.namespaces, strict=True))
+    keys = KeyRing.keys
+
+    def crossed_keys(self: KeyRing, namespace: NamespaceId, digest: bytes) -> NamespaceKeys | None:
+        return keys(self, wrong.get(namespace, namespace), digest)
+
+    def begin(_: type[Opener], header: Header, expected: BlockContext, data_key: bytes) -> Opener:
+        key = block_key(data_key, expected.block, header.salt)
+        return Opener(header, key, segment_aad(header.context, 0))
+
+    monkeypatch.setattr(KeyRing, "keys", crossed_keys)
+    monkeypatch.setattr(Opener, "begin", classmethod(begin))
 
 
 def break_the_fence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,6 +94,31 @@ async def test_the_right_party_restores_and_nothing_is_detected(stored: Stored) 
     sentry = stored.world.sidecar.watch.sentry
     assert (sentry.looks, sentry.crossed, sentry.deleted) == (5, 0, 0)
     assert stored.world.sidecar.watch.breakers.action is Action.NONE
+
+
+@pytest.mark.parametrize("second_look", [True, False])
+async def test_a_layer_of_another_tenants_block_is_not_released_before_its_part(
+    stored: Stored, turns: OneByOne, monkeypatch: pytest.MonkeyPatch, second_look: bool
+) -> None:
+    world = stored.world
+    theirs = world.control.grant(world.control.tenant(), stored.prompt)
+    break_the_envelope(monkeypatch, theirs, stored.grant())
+    if not second_look:
+        monkeypatch.setattr(Sentry, "look", lambda *_: None)
+    assert await stored.hits("theirs", theirs) == 288
+    wire = stored.engine.workers[0]
+    wire.send(Load("theirs", 1, 0, 64, True))
+    turns.let(1)
+    if not second_look:
+        assert (await wire.expect(Layers)).layers == 1
+        turns.let(1)
+        assert (await wire.expect(Part)).start == 0
+        return
+    await until(lambda: world.sidecar.watch.sentry.crossed == 1)
+    turns.let(1)
+    await wire.expect(LoadFailed)
+    assert not any(isinstance(frame, Layers | Part) for frame in wire.unread)
+    assert world.sidecar.watch.breakers.action is Action.REFUSE
 
 
 @pytest.mark.parametrize("second_look", [True, False])

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import mmap
 import threading
-from collections.abc import AsyncIterator
+from collections import deque
+from collections.abc import AsyncIterator, Callable
 from functools import partial
+from typing import cast
 
 import pytest
 
@@ -230,3 +232,50 @@ async def test_a_slot_is_given_back_once_and_blanked_only_while_it_is_out(room: 
     room.slots.give_back(slot)
     await room.slots.wiped()
     assert (room.slots.used_bytes, room.slots.unwiped_bytes) == (0, 0)
+
+
+class Gated:
+    """Wiping workers whose every run ends when the test says; the wiping is real."""
+
+    def __init__(self) -> None:
+        self.waiting: deque[asyncio.Event] = deque()
+
+    async def run(self, job: Callable[[], None], *, always: bool = False) -> None:
+        assert always, "what is wiped is never refused"
+        let = asyncio.Event()
+        self.waiting.append(let)
+        await let.wait()
+        job()
+
+
+async def test_what_was_given_back_by_now_is_waited_for_and_not_what_comes_later() -> None:
+    gated = Gated()
+    staging = Staging(SIZE)
+    slots = Slots(staging, cast("Workers", gated), wipe_after_s=3600.0)
+
+    def use() -> None:
+        slot = slots.take_zeroed(4096)
+        assert slot is not None
+        slots.blank(slot)
+        slots.give_back(slot)  # blanked: its wiping begins at once
+
+    async def settle() -> None:
+        for _ in range(10):
+            await asyncio.sleep(0)
+
+    use()
+    async with asyncio.TaskGroup() as tasks:
+        waiting = tasks.create_task(slots.wiped())
+        await settle()
+        use()
+        await settle()
+        assert not waiting.done()
+        gated.waiting.popleft().set()
+        await settle()
+        assert waiting.done()
+        assert len(gated.waiting) == 1, "the later one still runs"
+        tasks.create_task(slots.close())
+        await settle()
+        while gated.waiting:
+            gated.waiting.popleft().set()
+            await settle()

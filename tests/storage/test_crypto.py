@@ -10,7 +10,14 @@ import pytest
 
 from storage.crypto import Cipher
 from storage.envelope import Opener, Sealer
-from storage.header import HEADER_BYTES, TAG_BYTES, read_header, record_bytes, segment_spans
+from storage.header import (
+    HEADER_BYTES,
+    TAG_BYTES,
+    Header,
+    read_header,
+    record_bytes,
+    segment_spans,
+)
 from storage.memory import aligned
 from storage.workers import Workers, crypto_workers
 from strongroom.errors import Corrupt
@@ -111,7 +118,8 @@ async def test_layers_are_told_in_order_while_the_others_are_closed_and_are_good
     told: list[int] = []
     news = asyncio.Event()
 
-    def opened(count: int) -> None:
+    def opened(count: int, header: Header) -> None:
+        assert header.context == LAYERED
         told.append(count)
         edge = count * 1024 * 1024
         assert out[:edge] == wanted[:edge]
@@ -143,9 +151,13 @@ async def test_a_bad_tag_in_layer_k_is_told_by_nothing_beyond_it_and_everything_
     record = await sealed_layers(cipher)
     record[list(segment_spans(LAYERED.segment_bytes))[bad][1]] ^= 1
     told: list[int] = []
+
+    def opened(count: int, _: Header) -> None:
+        told.append(count)
+
     out = memoryview(bytearray(b"\xaa" * LAYERED.plaintext_bytes))
     with pytest.raises(Corrupt):
-        await cipher.open(LAYERED, KEYS, record, out, told.append)
+        await cipher.open(LAYERED, KEYS, record, out, opened)
     assert told == sorted(set(told))
     assert max(told, default=0) <= bad
     said = len(told)
@@ -192,7 +204,7 @@ async def test_a_block_that_is_opened_wakes_the_loop_a_few_times_at_most(
 
     monkeypatch.setattr(loop, "call_soon_threadsafe", counting)
     out = memoryview(bytearray(many.plaintext_bytes))
-    await cipher.open(many, KEYS, record, out, lambda _: None)
+    await cipher.open(many, KEYS, record, out, lambda _, __: None)
     # Up to eight tells, some twice where two threads see the same step, and the end.
     assert 1 <= len(wakes) <= 8 * workers.threads + 1
     monkeypatch.undo()
@@ -208,7 +220,8 @@ async def test_an_opening_that_is_cancelled_ends_wiped_and_tells_nothing_more(
     told: list[int] = []
     news = asyncio.Event()
 
-    def opened(count: int) -> None:
+    def opened(count: int, header: Header) -> None:
+        assert header.context == LAYERED
         told.append(count)
         news.set()
 
