@@ -26,6 +26,7 @@ KeySource = Callable[[NamespaceId], NamespaceKeys | None]
 Locate = Callable[[Sequence[BlockId]], Sequence[TierName]]
 """The slowest tier in which the ranks have a block, of those blocks in front that all have."""
 _FIRST_BATCH: Final = 8
+_NOTHING: Final = Hit()
 
 
 @dataclass(slots=True)
@@ -63,12 +64,21 @@ class Chain:
         self._source = keys
         self._ids: dict[NamespaceId, IdOf] = {}
 
-    def plan(self, tokens: int) -> tuple[ChainedBlock, ...]:
-        """Every block of the first `tokens` tokens. Raises `Missing` when a key is not here."""
+    def plan(self, tokens: int, known: Hit = _NOTHING) -> tuple[ChainedBlock, ...]:
+        """Every block of the first `tokens` tokens. Raises `Missing` when a key is not here.
+
+        `known` is what a lookup of the same prompt has found: its ids are not hashed again.
+        """
         blocks: list[ChainedBlock] = []
         parent = ROOT_PARENT
-        for extent in self._grid.plan(self._ends, tokens):
-            block = self._of_span(extent.span)(parent, extent.start, extent.end)
+        again = len(known)
+        for number, extent in enumerate(self._grid.plan(self._ends, tokens)):
+            id_of = self._of_span(extent.span)  # also for a known id: its key must be here
+            if number < again and known.ends[number] == extent.end:
+                block = known.ids[number]
+            else:
+                again = 0
+                block = id_of(parent, extent.start, extent.end)
             blocks.append(ChainedBlock(extent, block, parent, self._spans[extent.span].namespace))
             parent = block
         return tuple(blocks)

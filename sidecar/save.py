@@ -210,7 +210,7 @@ class SaveTransfer:
             lambda namespace: self._depot.ring.keys(namespace, self._shard.format_digest),
         )
         wanted = []
-        for block in chain.plan(self._frame.end):
+        for block in chain.plan(self._frame.end, self._judged.hit):
             address = BlockAddress(block.block, self._shard.layout.rank)
             if self._depot.store.tier_of(address) is None and address not in self._in_flight:
                 wanted.append(block)

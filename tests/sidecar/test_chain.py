@@ -108,6 +108,25 @@ def test_a_walk_finds_what_one_block_after_the_other_finds(
         assert list(hit.front(limit)) == front
 
 
+@given(prompts(), st.data())
+def test_a_plan_is_the_same_with_what_a_lookup_has_found(
+    what: tuple[int, list[int]], data: st.DataObject
+) -> None:
+    tokens, ends = what
+    whole = chain(tokens, ends).plan(tokens)
+    count = data.draw(st.integers(0, len(whole)))
+    stored = {block.block: TierName.HOST for block in whole[:count]}
+    if count < len(whole):
+        for extent in GRID.shorter(whole[count].extent):
+            stored[chain(tokens, ends).plan(extent.end)[-1].block] = TierName.HOST
+    hit = chain(tokens, ends).longest(Store(stored).locate)
+    for end in {tokens, data.draw(st.integers(0, tokens))}:
+        assert chain(tokens, ends).plan(end, hit) == chain(tokens, ends).plan(end)
+    if count:
+        with pytest.raises(Missing):
+            chain(tokens, ends, {}).plan(tokens, hit)
+
+
 def test_a_miss_in_front_hashes_little_of_a_long_prompt() -> None:
     store = Store({})
     assert not chain(16_000, [16_000]).longest(store.locate)
