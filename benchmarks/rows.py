@@ -56,6 +56,7 @@ BOUNDS: Final[Mapping[str, Bound]] = MappingProxyType(
         "nvme_write_vs_fio": _at_least(0.85),
         "lookup_32k_tokens_us_p50": _at_most(600.0),
         "lookup_32k_tokens_us_p99_loaded": _at_most(3000.0),
+        "flood_p99_vs_equal_share": _at_most(1.3),
         "engine_overhead": _at_least(0.97),
         "revoke_scaling": _at_most(3.0),
         "recovery_1m_s": _at_most(60.0),

@@ -35,6 +35,7 @@ class Serving:
     def __init__(self, world: World, tenant: Tenant) -> None:
         self._world = world
         self._tenant = tenant
+        self._tenants = [tenant]
 
     async def where(self) -> dict[str, Any]:
         """The socket, and a token for each engine."""
@@ -44,9 +45,11 @@ class Serving:
             "tokens": {name: (folder / f"{name}.token").read_text() for name in ENGINES},
         }
 
-    async def grant(self, first: int, count: int) -> dict[str, Any]:
-        """A grant for the prompt `first, first + 1, ...`."""
-        granted = self._world.control.grant(self._tenant, range(first, first + count))
+    async def grant(self, first: int, count: int, tenant: int = 0) -> dict[str, Any]:
+        """A grant for the prompt `first, first + 1, ...`; further tenants are made on the way."""
+        while tenant >= len(self._tenants):
+            self._tenants.append(self._world.control.tenant())
+        granted = self._world.control.grant(self._tenants[tenant], range(first, first + count))
         return {"token": granted.token, "salt": granted.salt}
 
     async def grant_tokens(self, tokens: list[int], engine: dict[str, str]) -> dict[str, Any]:

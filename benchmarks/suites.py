@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from benchmarks import disk, engine, host, lmcache, lookup, recovery, revoke
+from benchmarks import disk, engine, flood, host, lmcache, lookup, recovery, revoke
 from benchmarks.suite import Suite
 
 SUITES: Final[tuple[Suite, ...]] = (
@@ -12,6 +12,7 @@ SUITES: Final[tuple[Suite, ...]] = (
     disk.SUITE,
     lmcache.SUITE,
     lookup.SUITE,
+    flood.SUITE,
     revoke.SUITE,
     recovery.SUITE,
     engine.SUITE,

@@ -361,7 +361,7 @@ def _build(
         ),
         stance=watch.stance,
     )
-    in_flight = SavesInFlight(seals_max=settings.crypto_threads + 2)
+    in_flight = SavesInFlight(settings.crypto_threads + 2, store.weight)
     sessions = Sessions(
         Bench(
             judge,
@@ -386,6 +386,7 @@ def _build(
                 prompt_bytes_max=settings.prompt_bytes_max,
                 opens_max=settings.opens_max,
                 transfers_max=settings.transfers_max,
+                blocks_at_once=2 * (settings.crypto_threads + 1),
                 linger_ns=int(settings.finished_linger_s * NS),
                 judge_wait_s=settings.load_deadline_s,
             ),

@@ -5,7 +5,10 @@ Rules:
   check and release; the part carries the deadline of the lease under which it was released. The
   same goes for the first layers of a part, where the engine asked for them.
 - While one block is opened the next is in the workers' queue, and those after it are on their way
-  from NVMe into host memory. Room in staging is taken in the prompt's order.
+  from NVMe into host memory.
+- A block waits for its turn among the blocks of its connection, fair by tenant, and only then
+  takes room in staging: what waits holds none, so that a tenant with a thousand loads stands
+  before nobody else's one. Blocks that are read past host memory have turns of their own.
 - `LoadDone` is sent once every part was copied, so that it never speaks of bytes that were
   zeroed meanwhile. A fenced load fails from its start: none of its parts may be used.
 - One of `LoadDone` and `LoadFailed` is sent, once, whatever happens. A part whose layers were
@@ -19,7 +22,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -34,6 +38,7 @@ from sidecar.request import ChainedBlock, Judged, Request
 from sidecar.slots import Slots
 from sidecar.transfer import Depot, Shard
 from storage.block import BlockAddress, BlockContext
+from storage.fair import Fair
 from storage.fence import Fenced
 from storage.header import Header
 from storage.onboard import Onboarding
@@ -82,11 +87,28 @@ def namespace_keys(depot: Depot, block: ChainedBlock, shard: Shard) -> Namespace
 
 
 @dataclass(frozen=True, slots=True)
+class Turns:
+    """Of one connection's blocks: those in host memory, and those that are read past it, which
+    hold their turn for as long as a disk takes.
+    """
+
+    host: Fair
+    disk: Fair
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A block of the load."""
+
+    block: ChainedBlock
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
 class _Turn:
     """A block whose turn it is, and its room in staging."""
 
     block: ChainedBlock
-    index: int
     slot: StagingSlot
     taken_s: float
 
@@ -97,10 +119,6 @@ class _Ended:
 
     block: ChainedBlock
     reason: Reason
-
-
-async def _at_once(block: ChainedBlock, reason: Reason) -> _Ended:
-    return _Ended(block, reason)
 
 
 async def _brought(onboarding: Onboarding, index: int) -> TierName | None:
@@ -123,6 +141,7 @@ class LoadTransfer:
         judged: Judged,
         shard: Shard,
         slots: Slots,
+        turns: Turns,
         depot: Depot,
         send: Send,
     ) -> None:
@@ -132,12 +151,15 @@ class LoadTransfer:
         self._judged = judged
         self._shard = shard
         self._slots = slots
+        self._turns = turns
         self._depot = depot
         self._send = send
         self._parts = Parts(slots, depot.clocks.boot, depot.times.grace_ns)
         self._busy: dict[int, StagingSlot] = {}
         self._stopped = False
         self._patience: Patience | None = None
+        self._waits: set[asyncio.Timeout] = set()
+        """Of blocks that wait for a turn or for room."""
         self._bytes = 0
         self._tier = ""
         self._last_ended_s = 0.0
@@ -191,6 +213,9 @@ class LoadTransfer:
         for slot in self._busy.values():
             self._slots.blank(slot)
         self._parts.stop()
+        for wait in self._waits:
+            if not wait.expired():
+                wait.reschedule(0)
 
     async def _release_all(self) -> tuple[int, Reason]:
         """Release part after part; where and why it ended early."""
@@ -251,15 +276,8 @@ class LoadTransfer:
                     ended = await running.popleft()
                     if ended.reason is not Reason.NONE:
                         return self._ended_early(ended, running)
-                try:
-                    slot = await self._room(self._block_bytes(block), until_ns)
-                except StrongroomError as error:
-                    running.append(tasks.create_task(_at_once(block, reason_of(error))))
-                    break
-                self._busy[slot.offset] = slot
-                # What it waited for room is the engine's doing, and says nothing of the tier.
-                turn = _Turn(block, index, slot, time.monotonic())
-                running.append(tasks.create_task(self._open(turn, onboarding), name="open"))
+                opening = self._open(_Wanted(block, index), onboarding, until_ns)
+                running.append(tasks.create_task(opening, name="open"))
             while running:
                 ended = await running.popleft()
                 if ended.reason is not Reason.NONE:
@@ -273,22 +291,29 @@ class LoadTransfer:
             task.cancel()
         return ended.block.extent.start, ended.reason
 
-    async def _open(self, turn: _Turn, onboarding: Onboarding | None) -> _Ended:
+    async def _open(self, wanted: _Wanted, onboarding: Onboarding | None, until_ns: int) -> _Ended:
         """Bring, open and release one block. Its slot is blank or released when this ends."""
-        block, slot = turn.block, turn.slot
+        block = wanted.block
         try:
-            tier = None if onboarding is None else await _brought(onboarding, turn.index)
-            await self._release(turn, tier)
+            tier = None if onboarding is None else await _brought(onboarding, wanted.index)
+            async with self._in_turn(block, until_ns) as slot:
+                # What it waited for turn and room says nothing of the tier.
+                await self._open_into(_Turn(block, slot, time.monotonic()), tier)
         except StrongroomError as error:
-            self._give_up(slot)
             return _Ended(block, reason_of(error))
+        finally:
+            if onboarding is not None:
+                onboarding.release(wanted.index)
+        return _Ended(block, Reason.NONE)
+
+    async def _open_into(self, turn: _Turn, tier: TierName | None) -> None:
+        slot = turn.slot
+        self._busy[slot.offset] = slot
+        try:
+            await self._release(turn, tier)
         except BaseException:
             self._give_up(slot)
             raise
-        finally:
-            if onboarding is not None:
-                onboarding.release(turn.index)
-        return _Ended(block, Reason.NONE)
 
     def _give_up(self, slot: StagingSlot) -> None:
         """Nothing of the slot will be used; one that was said belongs to the parts."""
@@ -374,24 +399,42 @@ class LoadTransfer:
     def _block_bytes(self, block: ChainedBlock) -> int:
         return self._shard.layout.block_bytes(block.extent.tokens)
 
-    async def _room(self, nbytes: int, until_ns: int) -> StagingSlot:
-        """A slot, waiting for `Copied` where needed; late parts give theirs back."""
-        while True:
+    @asynccontextmanager
+    async def _in_turn(self, block: ChainedBlock, until_ns: int) -> AsyncIterator[StagingSlot]:
+        """A turn and a slot, waiting for others and for `Copied`; late parts give theirs back.
+
+        The waits are cut short by `stop`, and now and then to look for late parts: somebody else
+        may wait for the room of ours.
+        """
+        entered: tuple[AsyncExitStack, StagingSlot] | None = None
+        while entered is None:
             self._request.fence.check()
-            slot = self._slots.take(nbytes)
-            if slot is not None:
-                return slot
             now = self._depot.clocks.boot()
             if now >= until_ns:
                 raise Overloaded("no staging in time")
             self._parts.reap(now)
             wait_ns = min(until_ns, self._parts.next_due() or until_ns) - now
             try:
-                async with asyncio.timeout(max(wait_ns, 0) / NS + 0.001):
-                    taken = await self._slots.wait_take(nbytes)
+                async with asyncio.timeout(max(wait_ns, 0) / NS + 0.001) as wait:
+                    self._waits.add(wait)
+                    try:
+                        entered = await self._enter(block)
+                    finally:
+                        self._waits.discard(wait)
             except TimeoutError:
                 continue
-            return taken
+        turn, slot = entered
+        async with turn:
+            yield slot
+
+    async def _enter(self, block: ChainedBlock) -> tuple[AsyncExitStack, StagingSlot]:
+        nbytes = self._block_bytes(block)
+        on_nvme = self._depot.store.tier_of(self._address(block)) is TierName.NVME
+        turns = self._turns.disk if on_nvme else self._turns.host
+        async with AsyncExitStack() as undo:
+            await undo.enter_async_context(turns.turn(self._judged.grant.tenant, nbytes))
+            slot = await self._slots.wait_take(nbytes)
+            return undo.pop_all(), slot
 
     def _address(self, block: ChainedBlock) -> BlockAddress:
         return BlockAddress(block.block, self._shard.layout.rank)

@@ -195,11 +195,12 @@ class SaveTransfer:
 
     async def _room(self, nbytes: int) -> StagingSlot | None:
         """A slot of zeros; used ones may have to be wiped for it."""
-        slot = self._slots.take_zeroed(nbytes)
+        tenant = self._judged.grant.tenant
+        slot = self._slots.take_to_fill(tenant, nbytes)
         if slot is None and self._slots.unwiped_bytes:
             await self._slots.wiped()
             self._request.fence.check()
-            slot = self._slots.take_zeroed(nbytes)
+            slot = self._slots.take_to_fill(tenant, nbytes)
         return slot
 
     def _wanted(self) -> list[ChainedBlock]:
@@ -244,7 +245,8 @@ class SaveTransfer:
 
     async def _seal(self, save: BlockSave, before: BlockSave | None) -> None:
         """Seal and publish one block; a refusal is counted, and is no harm to the engine."""
-        async with self._in_flight.seals:
+        context = save.context
+        async with self._in_flight.seals.turn(context.tenant, context.plaintext_bytes):
             if save.end is not None:
                 return
             slot = save.stage.slot

@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from sidecar.reasons import Reason
 from sidecar.request import ChainedBlock
 from storage.block import BlockAddress, BlockContext
+from storage.fair import Fair, Weight, equal_weights
 from storage.staging import StagingSlot
 
 
@@ -123,13 +125,15 @@ class SaveStatistics:
 class SavesInFlight:
     """Blocks that some connection holds a slot for: nobody else is asked to fill them.
 
-    `seals_max` blocks are sealed at once, of all connections together: enough that no crypto
-    thread is idle while the next is published, few enough that sealed blocks do not fill the
-    host tier while they wait for their parents.
+    `seals_max` blocks are sealed at once, of all connections together, by turns that are fair by
+    tenant: enough that no crypto thread is idle while the next is published, few enough that
+    sealed blocks do not fill the host tier while they wait for their parents. Blocks of one
+    tenant come in their order, so that a block never waits for a parent that waits behind it.
     """
 
-    def __init__(self, seals_max: int = 4) -> None:
-        self.seals = asyncio.Semaphore(seals_max)
+    def __init__(self, seals_max: int = 4, weight: Weight = equal_weights) -> None:
+        # Bounded by the staging that all who wait hold.
+        self.seals = Fair("seals", seals_max, waiting_max=sys.maxsize, weight=weight)
         self._claims: dict[BlockAddress, BlockSave] = {}
         self._stored = 0
         self._stored_bytes = 0

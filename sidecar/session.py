@@ -13,21 +13,25 @@ import secrets
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Final
 
 from sidecar.clocks import NS
 from sidecar.connection import Connection, SessionOver, end_session
 from sidecar.hello import Greeting
 from sidecar.hints import HintDesk, Hints, addresses_of
+from sidecar.holdings import Holdings, PerTenant
 from sidecar.invalidation import LiveRequest, LiveRequests
 from sidecar.judge import EngineFacts, Judge
-from sidecar.load import LoadTransfer
+from sidecar.load import LoadTransfer, Turns
 from sidecar.reasons import Reason
 from sidecar.request import Denied, Judged, Opened, Request, Requests
 from sidecar.save import SaveTransfer
 from sidecar.saves import SavesInFlight
 from sidecar.slots import Slots
 from sidecar.transfer import Depot, Shard
+from storage.fair import Fair
 from strongroom.errors import Conflict, Overloaded, ProtocolViolation, Unavailable
+from strongroom.identity import ComponentId
 from strongroom.limits import REQUEST_ID_CHARS_MAX
 from strongroom.wire.frames import (
     Cancel,
@@ -49,6 +53,9 @@ from strongroom.wire.frames import (
 )
 from strongroom.wire.frames import Slots as SlotsFrame
 
+LOADS_AT_ONCE: Final = 8
+"""Of one tenant on one connection: enough to keep the crypto threads and a disk busy."""
+
 
 @dataclass(frozen=True, slots=True)
 class SessionLimits:
@@ -58,6 +65,8 @@ class SessionLimits:
     prompt_bytes_max: int
     opens_max: int
     transfers_max: int
+    blocks_at_once: int
+    """Of one connection's loads: enough to keep the crypto threads busy by itself."""
     linger_ns: int
     judge_wait_s: float
 
@@ -329,6 +338,15 @@ class WorkerSession:
             layout=greeting.layout,
             layout_digest=greeting.layout.digest(),
         )
+        limits, weight = joined.bench.limits, joined.bench.depot.store.weight
+        self._held = Holdings(limits.transfers_max, weight)
+        self._loads_at_once = PerTenant(LOADS_AT_ONCE)
+        # Each load has two blocks under way at most, so nobody is ever pushed out.
+        at_once, waiting_max = limits.blocks_at_once, 8 * limits.transfers_max
+        self._turns = Turns(
+            host=Fair("blocks", at_once, waiting_max=waiting_max, weight=weight),
+            disk=Fair("blocks-past-host", at_once, waiting_max=waiting_max, weight=weight),
+        )
         self._loads: dict[int, LoadTransfer | None] = {}
         self._saves: dict[int, SaveTransfer | None] = {}
         """By number; None while the request's verdict is awaited."""
@@ -377,17 +395,20 @@ class WorkerSession:
             raise ProtocolViolation("a load number is used once at a time", field="load")
         if not 0 <= frame.start < frame.end or frame.start % page or frame.end % page:
             raise ProtocolViolation("a load covers whole pages", field="end", limit=page)
-        if self.transfers >= self._bench.limits.transfers_max:
+        tenant = self._tenant(frame.request)
+        if not self._held.take(tenant):
             self.connection.send(LoadFailed(frame.load, frame.start))
             return
         self._loads[frame.load] = None
-        self._tasks.create_task(self._load(frame), name="load")
+        self._tasks.create_task(self._load(frame, tenant), name="load")
 
-    async def _load(self, frame: Load) -> None:
+    async def _load(self, frame: Load, tenant: ComponentId | None) -> None:
         try:
-            await self._run_load(frame)
+            async with self._loads_at_once.one(tenant):
+                await self._run_load(frame)
         finally:
             del self._loads[frame.load]
+            self._held.give_back(tenant)
 
     async def _run_load(self, frame: Load) -> None:
         request = await self._request(frame.request)
@@ -401,6 +422,7 @@ class WorkerSession:
             judged,
             self._shard,
             self.slots,
+            self._turns,
             self._bench.depot,
             self.connection.send,
         )
@@ -413,17 +435,19 @@ class WorkerSession:
             raise ProtocolViolation("a save number is used once at a time", field="save")
         if frame.end < 0 or frame.end % page:
             raise ProtocolViolation("a save covers whole pages", field="end", limit=page)
-        if self.transfers >= self._bench.limits.transfers_max:
+        tenant = self._tenant(frame.request)
+        if not self._held.take(tenant):
             self._nothing_to_save(frame)
             return
         self._saves[frame.save] = None
-        self._tasks.create_task(self._save(frame), name="save")
+        self._tasks.create_task(self._save(frame, tenant), name="save")
 
-    async def _save(self, frame: Save) -> None:
+    async def _save(self, frame: Save, tenant: ComponentId | None) -> None:
         try:
             await self._run_save(frame)
         finally:
             del self._saves[frame.save]
+            self._held.give_back(tenant)
 
     async def _run_save(self, frame: Save) -> None:
         request = await self._request(frame.request)
@@ -446,6 +470,11 @@ class WorkerSession:
         if not await save.run():
             # Its slots cannot be used again while it may still write: a new session gets new ones.
             self.connection.close(Overloaded("slots of a save were never answered for"))
+
+    def _tenant(self, name: str) -> ComponentId | None:
+        """Whose request it is; None while that is not known."""
+        request = self.joined.requests.get(name)
+        return None if request is None else request.tenant
 
     async def _request(self, name: str) -> Request | None:
         """A judged request; waits a bounded time for its verdict, never for an unknown one."""

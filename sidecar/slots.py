@@ -8,12 +8,15 @@ Rules:
 - A slot that was given back is wiped on a thread within `wipe_after_s`, unless a block was
   decrypted over it before that; without delay if it had been blanked, and by a fence (`wiped`),
   which is acknowledged only then, and at the end of the connection.
-- What an engine fills is handed out as zeros (`take_zeroed`).
+- What an engine fills is handed out as zeros (`take_to_fill`), unless a load waits for room: loads
+  come first. Slots to fill take three quarters of the room at most, and one tenant's no more of it
+  than they leave free, so that whoever comes next finds some. A first slot is given in any case.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final
@@ -21,8 +24,10 @@ from typing import Final
 from storage.memory import wipe
 from storage.staging import Staging, StagingSlot
 from storage.workers import CRYPTO_NICE, Workers
+from strongroom.identity import ComponentId
 
 WIPE_AFTER_S_DEFAULT: Final = 1.0
+FILLING_SHARE_MAX: Final = 0.75
 
 
 def wiping_workers() -> Workers:
@@ -49,6 +54,10 @@ class Slots:
         self._room = asyncio.Event()
         self._out: dict[int, StagingSlot] = {}
         self._blanked: set[int] = set()
+        self._filling: dict[int, ComponentId] = {}
+        self._filling_bytes: Counter[ComponentId] = Counter()
+        self._waiting = 0
+        """Loads that wait for room."""
         self._wiping: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
@@ -80,16 +89,33 @@ class Slots:
         """A slot of zeros, for the engine to fill, or None when there is none now."""
         return None if self._closed else self._handed(self._staging.reserve(nbytes))
 
+    def take_to_fill(self, tenant: ComponentId, nbytes: int) -> StagingSlot | None:
+        """A slot of zeros for a save of `tenant`; None too when it is not its to take now."""
+        filling = self._filling_bytes.total()
+        left = int(FILLING_SHARE_MAX * self.size_bytes) - filling
+        mine = self._filling_bytes[tenant]
+        if filling and (self._waiting or nbytes > left or (mine and mine + nbytes > left)):
+            return None
+        slot = self.take_zeroed(nbytes)
+        if slot is not None:
+            self._filling[slot.offset] = tenant
+            self._filling_bytes[tenant] += nbytes
+        return slot
+
     async def wait_take(self, nbytes: int) -> StagingSlot:
         """A slot as soon as there is room; the caller bounds the wait."""
-        while True:
-            slot = self.take(nbytes)
-            if slot is not None:
-                return slot
-            self._room.clear()
-            # Room of other sizes may be all there is: wiped, it is room for any.
-            self.wipe_soon()
-            await self._room.wait()
+        self._waiting += 1
+        try:
+            while True:
+                slot = self.take(nbytes)
+                if slot is not None:
+                    return slot
+                self._room.clear()
+                # Room of other sizes may be all there is: wiped, it is room for any.
+                self.wipe_soon()
+                await self._room.wait()
+        finally:
+            self._waiting -= 1
 
     def bytes_of(self, slot: StagingSlot) -> memoryview:
         """The slot's bytes. Release the view before the connection ends."""
@@ -106,6 +132,9 @@ class Slots:
         """The slot's bytes are used no more; repeating changes nothing."""
         if self._out.get(slot.offset) == slot:
             del self._out[slot.offset]
+            filler = self._filling.pop(slot.offset, None)
+            if filler is not None:
+                self._filling_bytes[filler] -= slot.nbytes
             self._staging.release(slot, self._now())
             self._room.set()
             if slot.offset in self._blanked:

@@ -61,7 +61,7 @@ class OffloadPipeline:
         self._clock = clock
         self._settings = settings
         self._news = asyncio.Event()
-        self._offloads = Offloads(dirty, clock, settings, self._news.set)
+        self._offloads = Offloads(dirty, clock, settings, self._news.set, residency.host.weight)
         self._request_ended = False
         self._hurried = 0
         self._closed = False

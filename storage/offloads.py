@@ -20,10 +20,14 @@ from typing import Final
 
 from storage.dirty import DirtyBlocks
 from storage.ending import Cancelled, Cause, Completed, Failed, Outcome
+from storage.fair import Weight, equal_weights
 from storage.lifecycle import WeakReference
 from storage.stages import Batched, Candidate, Committed, Gathered, Offload, Queued
 from strongroom.clock import Clock
+from strongroom.identity import ComponentId
 
+_OVER: Final = 1.5
+"""So far may tenants that come late go beyond the queue's bounds, all together."""
 _EASY: Final = 0.5
 """Up to this pressure every priority is let in; from there the bar rises to 100 at 1."""
 _BAR_MAX: Final = 75
@@ -85,6 +89,15 @@ class OffloadStatistics:
         return self.queued + self.gathered + self.batched + self.committed
 
 
+@dataclass(slots=True)
+class _Held:
+    blocks: int = 0
+    nbytes: int = 0
+
+
+_NOTHING: Final = _Held()
+
+
 class Batch:
     """A closed batch; a member leaves when it is committed or ends."""
 
@@ -104,6 +117,7 @@ class Offloads:
         clock: Clock,
         settings: OffloadSettings,
         changed: Callable[[], None],
+        weight: Weight = equal_weights,
     ) -> None:
         self.queued: dict[Offload, None] = {}
         self.judging: dict[Offload, None] = {}
@@ -116,6 +130,9 @@ class Offloads:
         self._clock = clock
         self._settings = settings
         self._changed = changed
+        self._weight = weight
+        self._held: dict[ComponentId, _Held] = {}
+        """What each tenant has under way."""
         self._in_hand: dict[int, Batch] = {}
         self._bytes = 0
         self._gathered_bytes = 0
@@ -143,7 +160,7 @@ class Offloads:
 
     def admits(self, candidate: Candidate) -> bool:
         """Whether such a block may come in now."""
-        pressure = self._pressure_with(candidate.nbytes)
+        pressure = self._pressure_of(candidate.tenant, candidate.nbytes)
         if pressure >= 1.0 or not self._admission:
             return False
         bar = max((pressure - _EASY) / (1.0 - _EASY) * 100, (1.0 - self._admission) * _BAR_MAX)
@@ -161,6 +178,9 @@ class Offloads:
         self._open[queued.reference] = offload
         self._dirty.add(offload.address)
         self._bytes += offload.nbytes
+        held = self._held.setdefault(queued.candidate.tenant, _Held())
+        held.blocks += 1
+        held.nbytes += offload.nbytes
         self.queued[offload] = None
         self._changed()
         return offload
@@ -251,6 +271,12 @@ class Offloads:
         del self._open[offload.queued.reference]
         self._dirty.remove(offload.address)
         self._bytes -= offload.nbytes
+        tenant = offload.queued.candidate.tenant
+        held = self._held[tenant]
+        held.blocks -= 1
+        held.nbytes -= offload.nbytes
+        if not held.blocks:
+            del self._held[tenant]
         match outcome:
             case Completed(stored=stored):
                 self._completed += stored
@@ -306,10 +332,30 @@ class Offloads:
         assert self._gathered_bytes == sum(offload.nbytes for offload in self.gathered)
         assert len(self._dirty) == len(members), "what is dirty is under way"
         assert all(offload.address in self._dirty for offload in members)
+        by_tenant = Counter(offload.queued.candidate.tenant for offload in members)
+        assert by_tenant == {name: held.blocks for name, held in self._held.items()}
+        assert self._bytes == sum(held.nbytes for held in self._held.values())
         assert {o for o in members if isinstance(o.stage, Committed)} == set(self._committed)
 
     def _pressure_with(self, nbytes: int) -> float:
         settings = self._settings
         return max(
             len(self._open) / settings.queue_max, (self._bytes + nbytes) / settings.queue_bytes_max
+        )
+
+    def _pressure_of(self, tenant: ComponentId, nbytes: int) -> float:
+        """How full the queue is for a tenant: its part is split off by weight among those that
+        have something under way, so that a flood fills its own part and nobody else's.
+
+        Whoever comes when all is taken finds its part all the same, up to `_OVER` in all.
+        """
+        if self._pressure_with(nbytes) >= _OVER:
+            return 1.0
+        settings = self._settings
+        weights = {name: self._weight(name) for name in (*self._held, tenant)}
+        part = weights[tenant] / sum(weights.values())
+        held = self._held.get(tenant, _NOTHING)
+        return max(
+            held.blocks / (part * settings.queue_max),
+            (held.nbytes + nbytes) / (part * settings.queue_bytes_max),
         )

@@ -276,6 +276,10 @@ class BlockStore:
         else:
             raise Misuse(f"there is no tier {tier}", field="tier")
 
+    def weight(self, tenant: ComponentId) -> float:
+        """What a tenant's turns count against others': its weight in the host tier."""
+        return self._host.weight(tenant)
+
     def set_share(
         self, tenant: ComponentId, tier: TierName, guaranteed_bytes: int, weight: float = 1.0
     ) -> None:

@@ -28,6 +28,7 @@ PROMISED = {
     "nvme_write_vs_fio": ">= 0.85",
     "lookup_32k_tokens_us_p50": "<= 600",
     "lookup_32k_tokens_us_p99_loaded": "<= 3000",
+    "flood_p99_vs_equal_share": "<= 1.3",
     "engine_overhead": ">= 0.97",
     "revoke_scaling": "<= 3",
     "recovery_1m_s": "<= 60",
