@@ -273,20 +273,16 @@ def pieces(hit: Hit) -> Iterator[tuple[int, TierName]]:
     The first blocks are pieces of their own, since a probe brings these; what follows has up to
     `PIECES` a run in one tier, so that a decision costs the same for any length of prompt.
     """
+    ends, tiers = hit.ends, hit.tiers
     size = max(1, -(-len(hit) // PIECES))
-    tiers = hit.tiers
-    last = len(hit) - 1
-    in_piece = 0
-    for number, (end, tier) in enumerate(zip(hit.ends, tiers, strict=True)):
-        in_piece += 1
-        if (
-            number == last
-            or number < SINGLE_PIECES
-            or in_piece == size
-            or tiers[number + 1] is not tier
-        ):
-            yield end, tier
-            in_piece = 0
+    begun = 0
+    while begun < len(hit):
+        tier = tiers[begun]
+        stop = min(begun + (1 if begun < SINGLE_PIECES else size), len(hit))
+        if tiers[begun:stop].count(tier) < stop - begun:
+            stop = next(number for number in range(begun, stop) if tiers[number] is not tier)
+        yield ends[stop - 1], tier
+        begun = stop
 
 
 def _reason(found: Hit, allowed: Hit, taken: Hit) -> Reason:
