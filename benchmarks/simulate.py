@@ -56,8 +56,8 @@ def judge(results: Sequence[Result]) -> list[Verdict]:
 
 
 def run(case: Case, policy: Policy, fit: Fit) -> Result:
-    """One trace under one policy."""
-    return simulate(case.trace(), case.machine(fit), policy, slo_s=case.slo_s, seed=case.seed)
+    """One case under one policy."""
+    return simulate(case.traces(), case.machine(fit), policy, slo_s=case.slo_s)
 
 
 def main() -> None:

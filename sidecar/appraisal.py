@@ -51,10 +51,8 @@ class AppraisalSettings:
     decision: DecisionSettings = field(default_factory=DecisionSettings)
     cost: CostSettings = field(default_factory=CostSettings)
     promise_s: float = 30.0
-    shadow_gain: float = 2.0
-    """What others' loss counts beside one's own; above 1 since arrivals come in bursts."""
-    shadow_max: float = 6.0
-    """Most that others' loss counts, in seconds for a second."""
+    idle_share_min: float = 0.1
+    """A server is taken to be idle at least so much of the time: every busy period ends."""
     assumed_bytes_s: float = 2e9
     """How fast a tier is taken to be that was never observed; only its queue is judged by it."""
     engines_max: int = 256
@@ -87,6 +85,7 @@ class Appraiser:
         self._decisions: Counter[tuple[str, str]] = Counter()
         self._saved_byte_s: float | None = None
         self._clock = clock
+        self._tail = -math.log(1.0 - self._settings.quantile)
         self._probes: dict[TierName, _Probes] = {}
         self._promised: OrderedDict[tuple[str, str], float] = OrderedDict()
 
@@ -178,12 +177,17 @@ class Appraiser:
         usual = self.cost.prefill_per_token(
             engine, int(self.backlog.mean_tokens(engine)) or offer.prompt_tokens, _MEDIAN
         )
-        owed = self.backlog.owed_tokens(engine)
+        usual_s = 0.0 if usual is None else usual.value
+        # Those who load now keep their place: what they have left to compute comes first.
+        ahead = self.backlog.owed_tokens(engine) + self.backlog.loading_tokens(engine)
+        wait_s = ahead * usual_s
         return Prices(
             tiers=tiers,
-            prefill_wait_s=0.0 if usual is None else owed * usual.value,
+            prefill_wait_s=wait_s,
             prefill_token_s=None if token is None else token.value,
-            prefill_shadow=self._shadow(self.cost.engine_busy(engine)),
+            prefill_shadow=self._shadow(
+                self.cost.engine_busy(engine), self.backlog.prompts_per_second(engine), wait_s
+            ),
         )
 
     def statistics(self) -> AppraisalStatistics:
@@ -261,15 +265,23 @@ class Appraiser:
             byte_s=byte_s,
             stale=usual.stale and self._may_probe(tier),
             idle=not outstanding,
-            shadow=self._shadow(self.cost.tier_busy(tier)),
+            shadow=self._shadow(
+                self.cost.tier_busy(tier),
+                self.backlog.loads_per_second(tier),
+                outstanding * usual.value,
+            ),
         )
 
     def _may_probe(self, tier: TierName) -> bool:
         known = self._probes.get(tier)
         return known is None or self._clock() >= known.due_ns
 
-    def _shadow(self, busy: float) -> float:
-        most = self._settings.shadow_max
-        if busy >= 1.0:
-            return most
-        return min(self._settings.shadow_gain * busy / (1.0 - busy), most)
+    def _shadow(self, busy: float, per_second: float, wait_s: float) -> float:
+        """What a second of a server costs others: it delays those who come until it is idle.
+
+        In the time that its queue takes there come `per_second` x `wait_s`, beside those who come
+        while one is served; all of it longer by what comes meanwhile. That is the mean; waits are
+        about exponential, whose quantile q is -ln(1 - q) times that.
+        """
+        idle = max(1.0 - busy, self._settings.idle_share_min)
+        return self._tail * (busy + per_second * wait_s) / idle

@@ -342,9 +342,14 @@ class CostModel:
     def _of_class(self, parts: dict[int, Fading], nbytes: int, q: float) -> Known | None:
         now = self._clock()
         wanted = _class(nbytes, _BYTES_CLASSES)
+        counts = {each: part.count(now) for each, part in parts.items()}
+        enough = self._settings.observations_min
+        if sum(counts.values()) >= enough > max(counts.values()):
+            # Blocks of many sizes, enough in all: the size that was seen most.
+            enough = int(max(counts.values()))
         for each in _by_distance(wanted, _BYTES_CLASSES):
             part = parts[each]
-            if part.count(now) >= self._settings.observations_min:
+            if counts[each] >= enough:
                 value = part.quantile(q, now)
                 assert value is not None
                 return Known(value * _scale(each, wanted), stale=False)

@@ -133,6 +133,7 @@ class Prices:
     tiers: Mapping[TierName, TierPrice]
     """Of every tier in the offer."""
     prefill_wait_s: float
+    """Until the engine has computed what is before this prompt, by those who still load too."""
     prefill_token_s: float | None
     prefill_shadow: float = 0.0
 
@@ -153,8 +154,9 @@ class DecisionSettings:
     side: float = 0.25
     gain_min: float = 0.03
     """A little is brought only where it gains this share of what recomputing would take."""
-    sacrifice: float = 1.0
-    """What a request may lose for others, as a share of what recomputing would take it."""
+    sacrifice: float = 0.5
+    """What a request may lose for others, as a share of the least that it can take: one that
+    gives up more becomes one of the slow ones itself."""
     probe_blocks: int = 2
     cold_wait_s: float = 0.1
     """With more than this to be brought first, nothing more is brought blindly."""
@@ -171,11 +173,13 @@ def decide(
     token_s = prices.prefill_token_s
     used = [prices.tiers[tier] for tier in {block.tier for block in offer.hit}]
     if token_s is None or not all(price.known for price in used):
-        if any(price.wait_s > settings.cold_wait_s for price in used):
+        # What is brought while one would wait for the engine anyway is free.
+        free_s = max(settings.cold_wait_s, prices.prefill_wait_s)
+        if any(price.wait_s > free_s for price in used):
             return Recompute(Why.COLD)
         return Restore(whole, Why.COLD)
     own, all_in = _times(offer, prices, token_s)
-    bound = min(own) + settings.sacrifice * own[0]
+    bound = min(own) * (1.0 + settings.sacrifice)
     first = _first_of_restoring(offer, settings)
     little = _best(own, all_in, bound, range(first))
     much = _best(own, all_in, bound, range(first, len(own)))

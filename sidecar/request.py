@@ -159,9 +159,13 @@ class Stoppable(Protocol):
 
 @dataclass(slots=True)
 class Held:
-    """Memory that the prompts of judged requests take, as a running total."""
+    """Memory that the prompts of judged requests take, as running totals."""
 
     prompt_bytes: int = 0
+    """Of those that are open."""
+    finished_bytes: int = 0
+    """Of those that have finished, and are kept for a save that may follow."""
+    open_count: int = 0
 
 
 class Request:
@@ -181,6 +185,8 @@ class Request:
         self.grant: GrantClaims | None = None
         self.prefetch: Stoppable | None = None
         self.ended_ns = 0
+        self._is_over = False
+        self._held.open_count += 1
 
     @property
     def tenant(self) -> ComponentId | None:
@@ -217,7 +223,9 @@ class Request:
     def finish(self, now_ns: int) -> None:
         """In good order: loads are over, saves go on."""
         if isinstance(self.state, Judged):
+            self._uncount()
             self.state = Finished(self.state)
+            self._held.finished_bytes += self._prompt_bytes
         elif isinstance(self.state, Opened):
             self._end(Cancelled())
         self._stop_prefetch()
@@ -231,7 +239,7 @@ class Request:
 
     def forget(self) -> None:
         """It is forgotten, and its prompt with it."""
-        self._held.prompt_bytes -= self._prompt_bytes
+        self._uncount()
         self._held = Held()
 
     def fence_off(self) -> tuple[Transfer, ...]:
@@ -255,7 +263,7 @@ class Request:
                 return None
 
     def _end(self, state: Cancelled | FencedOff) -> None:
-        self._held.prompt_bytes -= self._prompt_bytes
+        self._uncount()
         if not isinstance(self.state, FencedOff):
             self.state = state
         self.fence.cut()
@@ -265,11 +273,25 @@ class Request:
             transfer.stop()
 
     @property
+    def finished_bytes(self) -> int:
+        """What its prompt takes after it has finished."""
+        return self._prompt_bytes if isinstance(self.state, Finished) else 0
+
+    def _uncount(self) -> None:
+        if isinstance(self.state, Finished):
+            self._held.finished_bytes -= self._prompt_bytes
+        else:
+            self._held.prompt_bytes -= self._prompt_bytes
+
+    @property
     def _prompt_bytes(self) -> int:
         return 0 if self.prompt is None else len(self.prompt.tokens)
 
     def _over(self, now_ns: int) -> None:
         self.ended_ns = now_ns
+        if not self._is_over:
+            self._is_over = True
+            self._held.open_count -= 1
         if self._tell_ended is not None:
             self._tell_ended(self)
 
@@ -311,8 +333,18 @@ class Requests:
 
     @property
     def prompt_bytes(self) -> int:
-        """Memory that the prompts of judged requests take."""
+        """Memory that the prompts of open requests take."""
         return self._held.prompt_bytes
+
+    @property
+    def finished_bytes(self) -> int:
+        """Memory that the prompts of finished requests take."""
+        return self._held.finished_bytes
+
+    @property
+    def open_count(self) -> int:
+        """How many have not ended."""
+        return self._held.open_count
 
     def open(self, name: str, now_ns: int) -> Request:
         """A new request; one of the same name is cancelled, for a name is used once at a time."""
@@ -323,13 +355,19 @@ class Requests:
         self._by_name[name] = request
         return request
 
-    def sweep(self, before_ns: int) -> None:
+    def sweep(self, before_ns: int, *, number_max: int, bytes_max: int) -> None:
         """Forget what ended and has no transfer in flight. A save may follow `Finish`, so what
-        finished in good order is kept until it ended before `before_ns`.
+        finished in good order is kept until it ended before `before_ns`; of these the oldest go
+        sooner where they are more than `number_max`, or their prompts more than `bytes_max`.
         """
         lingering = self._lingering
-        while lingering and lingering[0].ended_ns <= before_ns:
-            self._over.append(lingering.popleft())
+        excess = self.finished_bytes - bytes_max
+        while lingering and (
+            lingering[0].ended_ns <= before_ns or len(lingering) > number_max or excess > 0
+        ):
+            oldest = lingering.popleft()
+            excess -= oldest.finished_bytes
+            self._over.append(oldest)
         over, self._over = self._over, []
         for request in over:
             if request.transfers:
@@ -350,7 +388,7 @@ class Requests:
             self._leaving.append(request)
 
     def _has_ended(self, request: Request) -> None:
-        if isinstance(request.state, Finished):
+        if request.writable() is not None:
             self._lingering.append(request)
         else:
             self._over.append(request)

@@ -124,6 +124,8 @@ class SessionSet:
             yield LiveRequest(request, partial(self._tell_fenced, request.name))
 
     def _tell_fenced(self, name: str) -> None:
+        # What it was promised will not be brought: others need not queue behind it.
+        self.bench.depot.appraiser.dropped(self.greeting.engine, name)
         frame = Fenced(name)
         if self.scheduler is not None:
             self.scheduler.connection.send(frame)
@@ -252,14 +254,18 @@ class SchedulerSession:
                 "a request id is empty or too long", field="request", limit=REQUEST_ID_CHARS_MAX
             )
         limits = self._bench.limits
-        self.joined.requests.sweep(self._now() - limits.linger_ns)
+        self.joined.requests.sweep(
+            self._now() - limits.linger_ns,
+            number_max=limits.requests_max,
+            bytes_max=limits.prompt_bytes_max,
+        )
         if not frame.request.isprintable():
             # It goes into records that people read; no engine has a reason for such a name.
             await self._refuse(frame, "", Reason.PROTOCOL)
             return
         requests = self.joined.requests
         held = requests.prompt_bytes + len(frame.tokens)
-        if len(requests) >= limits.requests_max or held > limits.prompt_bytes_max:
+        if requests.open_count >= limits.requests_max or held > limits.prompt_bytes_max:
             await self._refuse(frame, frame.request, Reason.BACKPRESSURE)
             return
         # Backpressure: with enough verdicts under way, the socket is read no further.
@@ -278,6 +284,7 @@ class SchedulerSession:
             return  # replaced by a newer request of the same name
         if isinstance(verdict, Denied):
             request.deny(self._now())
+            self._bench.depot.appraiser.dropped(self.joined.greeting.engine, request.name)
         # A request that was fenced or cancelled while it was judged is not allowed.
         match request.state:
             case Judged() as judged:

@@ -107,7 +107,8 @@ class SidecarSettings(BaseSettings):
     requests_max: Count = 4096
     """Open requests of one engine."""
     prompt_bytes_max: Bytes = 256 * 1024 * 1024
-    """Token ids of one engine's open requests, 4 bytes each."""
+    """Token ids of one engine's open requests, 4 bytes each; as much again may be kept of those
+    that have finished, for a save that follows."""
     transfers_max: Count = 256
     """Loads and saves in flight on one connection."""
     opens_max: Count = 64

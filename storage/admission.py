@@ -1,7 +1,10 @@
-"""Is a block worth a write? Expected benefit against write cost and the flash write budget.
+"""Is a block worth a write? Expected benefit against write cost.
 
     benefit = chance of reuse x seconds that a restore saves over computing it anew
-    cost    = seconds that the write takes from the disk, dearer as budget and room get scarce
+    cost    = seconds that the write takes from the disk
+
+What may be written in a day is the tier's to bound (`storage.tiers.budget`), for all that it
+writes; here is only chosen what is worth writing.
 
 Rules:
 - Candidates are counted where they are stored, on the save path: a lookup stops at the first
@@ -31,7 +34,6 @@ from strongroom.clock import Clock
 from strongroom.identity import ComponentId
 
 _NS: Final = 1e9
-_DAY_S: Final = 24 * 3600
 _USES_CLASSES: Final = 4
 _PRIORITY_STEP: Final = 20
 _OUTCOMES_MIN: Final = 8
@@ -43,11 +45,8 @@ SavedSeconds = Callable[[int], float | None]
 
 @dataclass(frozen=True, slots=True)
 class AdmissionSettings:
-    """`write_bytes_per_day` None: no budget."""
+    """What a write costs, and how much is remembered of what became of earlier ones."""
 
-    write_bytes_per_day: int | None = None
-    budget_hours: float = 6.0
-    """How much of the budget may be spent at once, in hours of it."""
     write_bytes_per_s: float = 1e9
     """What the disk is taken to write; the cost of a write is the time that it takes."""
     write_weight: float = 0.05
@@ -77,7 +76,6 @@ class AdmissionStatistics:
     came_back: int
     """Of these: how many were written again right after they had been evicted."""
     thrash_rate: float
-    budget_left_bytes: int | None
     pressure: float
 
 
@@ -145,8 +143,6 @@ class Admission:
         self._pressure = 1.0
         self.told: Callable[[ComponentId, bool], None] = untold
         """Called with each block of the sample that is written: whose, and whether it came back."""
-        self._budget = self._budget_max()
-        self._budget_ns = clock()
 
     # Deciding
 
@@ -177,10 +173,7 @@ class Admission:
     # Observing
 
     def written(self, address: BlockAddress, nbytes: int) -> None:
-        """A write was done: it counts against the budget."""
-        self._refill()
-        if self._budget is not None:
-            self._budget = max(self._budget - nbytes, 0.0)
+        """A write was done."""
         packed = address.pack()
         followed = self._followed.get(packed)
         came_back = packed in self._left
@@ -230,7 +223,6 @@ class Admission:
 
     def statistics(self) -> AdmissionStatistics:
         """A frozen snapshot."""
-        self._refill()
         return AdmissionStatistics(
             admitted=self._counts.admitted,
             refused=dict(self._counts.refused),
@@ -238,7 +230,6 @@ class Admission:
             thrashed=self._counts.thrashed,
             came_back=self._counts.came_back,
             thrash_rate=self.thrash_rate,
-            budget_left_bytes=None if self._budget is None else int(self._budget),
             pressure=self._pressure,
         )
 
@@ -251,11 +242,8 @@ class Admission:
         self._thrash_ns = self._clock()
 
     def _refusal(self, candidate: Candidate, kind: tuple[int, int]) -> str | None:
-        self._refill()
         if not self._pressure:
             return "pressure"
-        if self._budget is not None and self._budget < candidate.nbytes:
-            return "budget"
         saved_s = self._saved_s(candidate.nbytes)
         if saved_s is None:
             return None
@@ -273,9 +261,6 @@ class Admission:
         settings = self._settings
         over = max(0.0, self.thrash_rate - settings.thrash_tolerated)
         bar = 1.0 + settings.thrash_weight * over / (1.0 - settings.thrash_tolerated)
-        most = self._budget_max()
-        if self._budget is not None and most:
-            bar /= max(self._budget / most, 0.01)
         return bar / max(self._pressure, 0.01)
 
     def _follow(self, candidate: Candidate, kind: tuple[int, int]) -> None:
@@ -299,18 +284,6 @@ class Admission:
         else:
             outcomes.forgotten += 1
         outcomes.fade(self._settings.outcomes_max)
-
-    def _budget_max(self) -> float | None:
-        per_day = self._settings.write_bytes_per_day
-        return None if per_day is None else per_day * self._settings.budget_hours / 24
-
-    def _refill(self) -> None:
-        now = self._clock()
-        per_day, most = self._settings.write_bytes_per_day, self._budget_max()
-        if self._budget is not None and per_day is not None and most is not None:
-            more = per_day * (now - self._budget_ns) / _NS / _DAY_S
-            self._budget = min(self._budget + max(more, 0.0), most)
-        self._budget_ns = now
 
 
 def _uses_class(uses: int) -> int:

@@ -158,23 +158,6 @@ def test_a_block_that_comes_back_right_after_it_left_is_thrash() -> None:
     assert policy.statistics().thrashed == 10
 
 
-def test_the_flash_budget_bounds_what_is_written_in_a_day() -> None:
-    clock = Clock()
-    settings = AdmissionSettings(write_bytes_per_day=100 * NBYTES, budget_hours=6, sample_every=1)
-    policy = admission(saved_s=None, settings=settings, clock=clock)
-    written = 0
-    for hour in range(24):
-        for number in range(50):
-            one = candidate(hour * 1000 + number)
-            if isinstance(policy.decide(one), Wanted):
-                policy.written(one.address, NBYTES)
-                written += 1
-        clock.advance(3600)
-    assert 100 <= written <= 126  # what may be spent at once comes on top
-    assert policy.decide(candidate(99_999)) in {Wanted(), Unwanted("budget")}
-    assert policy.statistics().refused["budget"] > 1000
-
-
 def test_who_asked_is_told_of_each_write_whose_it_was_and_whether_it_came_back() -> None:
     policy = admission()
     told: list[tuple[str, bool]] = []
