@@ -46,8 +46,12 @@ class Api:
     """One service, one caller. Use as a context manager."""
 
     def __init__(self, url: str, token: str, *, timeout_s: float = TIMEOUT_S) -> None:
+        # No proxy from the environment: the token is for the service alone.
         self._http = httpx.Client(
-            base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=timeout_s
+            base_url=url,
+            headers={"Authorization": f"Bearer {token}"},
+            timeout=timeout_s,
+            trust_env=False,
         )
         self._url = url
 

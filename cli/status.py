@@ -6,6 +6,7 @@ The door is what the sidecar's `metrics_listen` says: `127.0.0.1:9464` or `unix:
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -18,6 +19,8 @@ from cli.api import ApiProblem, read_token
 from strongroom.errors import Misuse, Unavailable
 
 TIMEOUT_S: Final = 5.0
+_SOCKET_HOST: Final = "sidecar.socket.invalid"
+"""Stands for the Unix socket; no name that can be looked up."""
 _MEANS: Final = {
     "none": "everything is in order",
     "stop_prefetch": "prefetch is stopped",
@@ -33,16 +36,19 @@ _COLOURS: Final = {"armed": "green", "probation": "yellow", "tripped": "red"}
 def door(at: str) -> Iterator[httpx.Client]:
     """A client for the door at `at`."""
     transport = None
-    url = f"http://{at}"
+    url = at if at.startswith("https://") else f"http://{at}"
     nobody = f"no sidecar answers at {at}: start it with --metrics {at}"
     if at.startswith("unix:"):
         path = Path(at.removeprefix("unix:"))
         if not path.is_socket():
             raise Unavailable(nobody, field="at")
         transport = httpx.HTTPTransport(uds=str(path))
-        url = "http://sidecar"
+        url = f"http://{_SOCKET_HOST}"
     try:
-        with httpx.Client(transport=transport, base_url=url, timeout=TIMEOUT_S) as client:
+        # No proxy from the environment: what is said here, a token included, is for the door.
+        with httpx.Client(
+            transport=transport, base_url=url, timeout=TIMEOUT_S, trust_env=False
+        ) as client:
             yield client
     except httpx.InvalidURL as error:
         raise Misuse("say 127.0.0.1:PORT or unix:/PATH", field="at") from error
@@ -57,7 +63,16 @@ def state(client: httpx.Client) -> dict[str, Any]:
 
 
 def clear(client: httpx.Client, breaker: str, token_file: Path) -> None:
-    """Clear one breaker; raises what the sidecar says against it."""
+    """Clear one breaker; raises what the sidecar says against it.
+
+    The token goes in clear to a Unix socket and to loopback alone.
+    """
+    url = client.base_url
+    if url.scheme != "https" and url.host != _SOCKET_HOST and not _is_loopback(url.host):
+        raise Misuse(
+            "the token would go over the network in clear: say https://..., or clear it there",
+            field="at",
+        )
     headers = {"Authorization": f"Bearer {read_token(token_file)}"}
     _told(client.post(f"/v1/breakers/{breaker}/clear", headers=headers))
 
@@ -83,6 +98,13 @@ def show(found: dict[str, Any], console: Console) -> None:
     if found["engines"]:
         console.print(_engines(found["engines"]))
     console.print(_breakers(found["breakers"]))
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _tiers(tiers: list[dict[str, Any]]) -> Table:

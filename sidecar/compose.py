@@ -24,6 +24,7 @@ from sidecar.clocks import NS, Clocks
 from sidecar.control_client import ControlClient, enrol, http_client
 from sidecar.cost import CostSettings
 from sidecar.decision import DecisionSettings
+from sidecar.doorway import serving
 from sidecar.events import Events, Sequence
 from sidecar.follower import Follower
 from sidecar.gate import Gate
@@ -35,7 +36,7 @@ from sidecar.judge import Judge
 from sidecar.leases import KeyLeases, ServingLeases
 from sidecar.logstate import LogState
 from sidecar.metrics import Snapshot
-from sidecar.operations import Operations, open_place, place_of, serving
+from sidecar.operations import Operations, open_place, place_of
 from sidecar.prefetch import Prefetcher
 from sidecar.prefetch_settings import prefetch_settings
 from sidecar.pressure import Ladders, Pressure, SidecarLevers

@@ -10,6 +10,7 @@ served. An event here may be lost with the process, and no decision waits for it
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
@@ -168,7 +169,8 @@ class Events:
 
     def after(self, seq: int, limit: int) -> tuple[Event, ...]:
         """Up to `limit` events with a number above `seq`, oldest first."""
-        return tuple(islice((event for event in self._ring if event.seq > seq), limit))
+        begin = bisect_right(self._ring, seq, key=_number)
+        return tuple(islice(self._ring, begin, begin + limit))
 
     def lost(self, seq: int) -> bool:
         """Whether events above `seq` have left the ring already."""
@@ -184,6 +186,10 @@ class Events:
                 break
             found.appendleft(event)
         return tuple(found)
+
+
+def _number(event: Event) -> int:
+    return event.seq
 
 
 def json_lines(events: Iterator[Event] | tuple[Event, ...]) -> bytes:

@@ -18,8 +18,8 @@ import json
 import logging
 import re
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, MutableMapping
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -27,7 +27,6 @@ from typing import Any, Final
 from urllib.parse import parse_qs
 
 import msgspec
-import uvicorn
 
 from sidecar.breaker import Armed, Condition
 from sidecar.events import json_lines
@@ -148,7 +147,7 @@ class Operations:
             case "/v1/state":
                 return _json(state_of(self._snapshot()))
             case "/v1/events":
-                return self._events(scope)
+                return await self._events(scope)
             case _:
                 snapshot = self._snapshot()
                 text = await asyncio.to_thread(exposition, snapshot)
@@ -160,7 +159,7 @@ class Operations:
             return _json({"status": "ready"})
         return problem(HTTPStatus.SERVICE_UNAVAILABLE, Unavailable.code, gate.reason)
 
-    def _events(self, scope: Scope) -> Answer:
+    async def _events(self, scope: Scope) -> Answer:
         if not self._local:
             self._prove(scope)
         query = parse_qs(scope["query_string"].decode("ascii", "replace"))
@@ -171,14 +170,20 @@ class Operations:
             "strongroom-events-next": str(found[-1].seq if found else after),
             "strongroom-events-lost": "true" if self._watch.events.lost(after) else "false",
         }
-        return Answer(HTTPStatus.OK, json_lines(found), "application/x-ndjson", headers)
+        lines = await asyncio.to_thread(json_lines, found)
+        return Answer(HTTPStatus.OK, lines, "application/x-ndjson", headers)
 
     def _show(self, name: str, scope: Scope) -> Answer:
         if not self._local:
             self._prove(scope)
         state = self._watch.breakers.states().get(_condition(name), Armed())
         trip = None if isinstance(state, Armed) else state.trip
-        body = {"name": name, "state": type(state).__name__.lower(), "trip": trip}
+        body = {
+            "name": name,
+            "state": type(state).__name__.lower(),
+            "tripped_for": self._watch.breakers.tripped_for(_condition(name)),
+            "trip": trip,
+        }
         return Answer(HTTPStatus.OK, msgspec.json.encode(body), _JSON, {})
 
     def _clear(self, name: str, scope: Scope) -> Answer:
@@ -192,8 +197,10 @@ class Operations:
             raise Refused("no operator token file is set", field="operator_token_file")
         try:
             expected = read_private(self._token_file)[:_TOKEN_BYTES_MAX].strip()
-        except OSError as error:
-            raise Unavailable("the operator token file cannot be read") from error
+        except (OSError, Misuse) as error:
+            # Where it lies is nobody's business who has not shown what is in it.
+            _log.warning("the operator token file: %s", error)
+            raise Unavailable("the operator token file cannot be read, or others can") from error
         shown = b""
         for name, value in scope["headers"]:
             if name == b"authorization" and value[:7].lower() == b"bearer ":
@@ -318,41 +325,3 @@ def open_place(place: Place) -> Iterator[socket.socket]:
     with socket.create_server((place.host, place.port), family=family) as listener:
         listener.setblocking(False)
         yield listener
-
-
-@asynccontextmanager
-async def serving(app: Operations, listener: socket.socket) -> AsyncIterator[None]:
-    """Answer on `listener` while the block runs."""
-    server = _Server(
-        uvicorn.Config(
-            app,
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=2,
-            limit_concurrency=32,
-        )
-    )
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(server.serve([listener]), name="operations")
-        await server.answering.wait()
-        try:
-            yield
-        finally:
-            server.should_exit = True
-
-
-class _Server(uvicorn.Server):
-    """uvicorn as a guest: signals are the process's own, and it says when it answers."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.answering = asyncio.Event()
-
-    def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
-        return nullcontext()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self.answering.set()

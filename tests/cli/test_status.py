@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import http.server
 import json
+import socket
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
+import httpx
 import pytest
 from typer.testing import CliRunner, Result
 
+from cli import status
+from cli.api import Api
 from cli.main import app
 from sidecar.breaker import Condition
 from sidecar.stance import Action
+from strongroom.errors import Misuse, Unavailable
 from strongroom.wire.frames import Report
 from tests.sidecar.harness import World, harness
 
@@ -91,3 +100,55 @@ async def test_nobody_there_says_how_to_start_one(at: str) -> None:
     result = await run("status", "--at", at)
     assert result.exit_code == 7
     assert "--metrics" in result.stderr
+
+
+class Overheard(http.server.BaseHTTPRequestHandler):
+    """A proxy that remembers what went through it."""
+
+    seen: ClassVar[list[str]] = []
+
+    def _answer(self) -> None:
+        self.seen.append(self.path)
+        self.send_response(200)
+        self.send_header("content-length", "2")
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    do_GET = do_POST = _answer  # noqa: N815 - the names that the library calls
+
+    def log_message(self, *_: object) -> None:
+        """Nothing to the terminal."""
+
+
+@pytest.fixture
+def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """A proxy that the environment names, and what it heard."""
+    Overheard.seen.clear()
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Overheard) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{server.server_port}")
+        for name in ("NO_PROXY", "no_proxy"):
+            monkeypatch.delenv(name, raising=False)
+        yield Overheard.seen
+        server.shutdown()
+        thread.join()
+
+
+def test_no_token_goes_to_a_proxy_of_the_environment(tmp_path: Path, proxy: list[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        nobody = f"127.0.0.1:{taken.getsockname()[1]}"
+    with pytest.raises(Unavailable), status.door(nobody) as client:
+        status.clear(client, "thrash", Path(token(tmp_path)))
+    with Api(f"http://{nobody}", TOKEN) as api, pytest.raises(Unavailable):
+        api.get("/v1/sidecars")
+    assert proxy == []
+    # It would have heard of them: the environment does name it.
+    httpx.get(f"http://{nobody}/")
+    assert len(proxy) == 1
+
+
+def test_a_token_goes_over_no_network_in_clear(tmp_path: Path) -> None:
+    with pytest.raises(Misuse, match="in clear"), status.door("192.0.2.1:9464") as client:
+        status.clear(client, "thrash", Path(token(tmp_path)))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -13,6 +14,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from sidecar.breaker import Condition
+from sidecar.doorway import CONNECTIONS_MAX
 from sidecar.operations import TcpPlace, open_place, place_of
 from sidecar.stance import Action
 from strongroom.errors import Misuse
@@ -240,7 +242,10 @@ async def test_a_token_file_that_others_can_read_opens_nothing(tmp_path: Path) -
         (tmp_path / "operator.token").chmod(0o644)
         world.sidecar.watch.breakers.note(Condition.CHECKSUM, 3, 3)
         answer = await client.post("/v1/breakers/checksum_mismatch/clear", headers=SHOWN)
-        assert is_problem(answer, 422, "misuse")
+        assert is_problem(answer, 503, "unavailable")
+        # Whoever shows no token does not learn where it lies.
+        answer = await client.post("/v1/breakers/checksum_mismatch/clear")
+        assert "operator.token" not in answer.text
         assert world.sidecar.watch.breakers.action is Action.ENGINE_ONLY
 
 
@@ -270,3 +275,44 @@ async def test_a_fault_of_ours_is_a_plain_500(
         answer = await client.get("/v1/state")
         assert is_problem(answer, 500, "error")
         assert "secret" not in answer.text
+
+
+# Who only holds it open
+
+
+async def test_who_holds_connections_open_does_not_keep_the_operator_out(tmp_path: Path) -> None:
+    async with door(tmp_path, tcp=True) as (_, client):
+        host, port = client.base_url.host, client.base_url.port
+        held = [await asyncio.open_connection(host, port) for _ in range(2 * CONNECTIONS_MAX)]
+        for path in ("/healthz", "/metrics"):
+            assert (await client.get(path)).status_code == 200
+        # The oldest had to go; the door does not grow.
+        assert await held[0][0].read() == b""
+        for _, writer in held:
+            writer.close()
+
+
+@pytest.mark.parametrize("begun", [b"", b"GET /healthz HTTP/1.1\r\nx: "])
+async def test_who_does_not_ask_in_time_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: bytes
+) -> None:
+    monkeypatch.setattr("sidecar.doorway.HEAD_S", 0.05)
+    async with door(tmp_path, tcp=True) as (_, client):
+        reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
+        writer.write(begun)
+        async with asyncio.timeout(4):
+            with suppress(ConnectionError):
+                assert await reader.read() == b""
+        writer.close()
+
+
+async def test_what_is_no_http_gets_problem_details(tmp_path: Path) -> None:
+    async with door(tmp_path, tcp=True) as (_, client):
+        reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
+        writer.write(b"GET /healthz HTTP/1.1\r\nbad header\r\n\r\n")
+        async with asyncio.timeout(10):
+            answer = await reader.read()
+        writer.close()
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        assert b"application/problem+json" in answer
+        assert b"bad header" not in answer
