@@ -37,12 +37,16 @@ class Audit:
         engine: str,
         request: str,
         grant: GrantClaims | None,
+        tenant: str = "",
         namespaces: Sequence[NamespaceId] = (),
         tokens: int = 0,
         tier: str = "",
         nbytes: int = 0,
     ) -> None:
-        """On record when this returns; raises `Unavailable` when it cannot be."""
+        """On record when this returns; raises `Unavailable` when it cannot be.
+
+        `tenant` is whose it is where no grant says it.
+        """
         self.counts[kind, outcome, reason] += 1
         head = self._log.head
         await self._spool.record(
@@ -53,7 +57,7 @@ class Audit:
                 kind=kind,
                 outcome=outcome,
                 reason=reason.value,
-                tenant="" if grant is None else grant.tenant,
+                tenant=tenant if grant is None else grant.tenant,
                 subject="" if grant is None else grant.sub,
                 request=request,
                 grant="" if grant is None else grant.jti,
@@ -76,6 +80,7 @@ class Audit:
         engine: str,
         request: str,
         grant: GrantClaims | None,
+        tenant: str = "",
         namespaces: Sequence[NamespaceId] = (),
         tokens: int = 0,
         tier: str = "",
@@ -92,6 +97,7 @@ class Audit:
                 engine=engine,
                 request=request,
                 grant=grant,
+                tenant=tenant,
                 namespaces=namespaces,
                 tokens=tokens,
                 tier=tier,

@@ -23,6 +23,7 @@ from sidecar.breaker import Breakers, BreakerSettings
 from sidecar.clocks import NS, Clocks
 from sidecar.control_client import ControlClient, enrol, http_client
 from sidecar.cost import CostSettings
+from sidecar.damage import Damage
 from sidecar.decision import DecisionSettings
 from sidecar.doorway import serving
 from sidecar.events import Events, Sequence
@@ -92,6 +93,7 @@ class Sidecar:
     prefetcher: Prefetcher
     shipper: Shipper
     invalidation: Invalidation
+    damage: Damage
     watch: Watch
     appraiser: Appraiser
     admission: Admission
@@ -219,6 +221,7 @@ async def running(
                 tasks.create_task(sidecar.follower.run_reclaimed(), name="acks-reclaimed"),
                 tasks.create_task(sidecar.shipper.run(), name="audit-shipper"),
                 tasks.create_task(sidecar.watch.run(), name="watch"),
+                tasks.create_task(sidecar.damage.run(), name="damage"),
             ]
             try:
                 async with (
@@ -322,6 +325,8 @@ def _build(
         sentry,
         clocks,
     )
+    damage = Damage(audit, watch.damaged)
+    store.tell_quarantined(damage.found)
     follower = Follower(
         client,
         log,
@@ -430,6 +435,7 @@ def _build(
         prefetcher=prefetcher,
         shipper=Shipper(spool, client, settings.ship_interval_s),
         invalidation=invalidation,
+        damage=damage,
         watch=watch,
         appraiser=appraiser,
         admission=admission,

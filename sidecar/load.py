@@ -28,7 +28,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from sidecar.audit import Kind
 from sidecar.breaker import Crossed, Deleted
 from sidecar.clocks import NS
 from sidecar.parts import Parts
@@ -459,9 +458,8 @@ class LoadTransfer:
         )
 
     async def _note_failure(self, failed_at: int, reason: Reason) -> None:
-        kinds: dict[Reason, Kind] = {Reason.INTEGRITY: "corrupt", Reason.REVOKED: "fenced"}
         await self._depot.audit.note(
-            kinds.get(reason, "load"),
+            "fenced" if reason is Reason.REVOKED else "load",
             "failed",
             reason,
             engine=self._shard.engine,

@@ -226,6 +226,16 @@ class Watch:
         """A block was written to disk; `came_back`: it had been evicted from there just before."""
         self.breakers.note(Condition.THRASH, came_back, 1, tenant)
 
+    def damaged(self, tenant: str, nbytes: int) -> None:
+        """A record did not open: whoever found it, a load or what reads ahead."""
+        self.events.emit(
+            EventKind.DETECTED,
+            subject=Condition.CHECKSUM.value,
+            tenant=tenant,
+            nbytes=nbytes,
+        )
+        self.breakers.note(Condition.CHECKSUM, 1, 1)
+
     def engine_gone(self, engine: str) -> None:
         """Its scheduler left: it stands on no ladder any more."""
         self.reports.forget(engine)
@@ -283,8 +293,6 @@ class Watch:
             nbytes=nbytes,
             service_us=int(seconds * 1e6),
         )
-        if reason is Reason.INTEGRITY:
-            self.breakers.note(Condition.CHECKSUM, 1, 1)
         self._streak(engine, reason)
 
     def save_ended(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -21,7 +21,7 @@ from storage.buffers import ReadBuffers
 from storage.crypto import Cipher, Opened
 from storage.fence import Fence, Fenced
 from storage.header import Header, clear_placement, record_bytes
-from storage.lifecycle import Reserved
+from storage.lifecycle import Reserved, Resident
 from storage.residency import Residency
 from storage.tiers.nvme import NvmeTier
 from storage.tiers.protocol import TierName
@@ -66,6 +66,8 @@ class Opening:
         self._hits: dict[TierName, int] = {}
         self._misses = 0
         self._quarantined = 0
+        self.told: Callable[[Resident], None] = _untold
+        """Called with each block that is quarantined."""
         self._fenced = 0
 
     async def load(
@@ -110,7 +112,10 @@ class Opening:
                 return error
             case Corrupt():
                 self._quarantined += 1
+                block = self._residency.resident(address)
                 self._residency.drop_everywhere(address)
+                if block is not None:
+                    self.told(block)
                 _log.warning("a block did not open and was dropped (rank %d)", address.rank)
                 return error
             case Unavailable():
@@ -208,6 +213,10 @@ class Opening:
 
 def _refuse_absent() -> NoReturn:
     raise Missing("not resident")
+
+
+def _untold(_: Resident) -> None:
+    """Nobody asked to be told."""
 
 
 def _admit_any() -> None:

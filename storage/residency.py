@@ -84,6 +84,11 @@ class Residency:
         resident = self.nvme.resident(address)
         return None if resident is None or resident.namespace in self.retired else resident
 
+    def resident(self, address: BlockAddress) -> Resident | None:
+        """The block's metadata, from the fastest tier that has it; touches nothing."""
+        found = self.host.resident(address)
+        return found if found is not None or self.nvme is None else self.nvme.resident(address)
+
     def check(self, namespace: NamespaceId, fence: Fence) -> None:
         """Raise `Fenced` when the fence is cut or the namespace is retired."""
         fence.check()

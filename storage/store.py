@@ -127,6 +127,10 @@ class BlockStore:
         # they served under was cancelled.
         await self._tasks.__aexit__(None, None, None)
 
+    def tell_quarantined(self, told: Callable[[Resident], None]) -> None:
+        """Call `told` with each block whose record did not open, whoever wanted it."""
+        self._opening.told = told
+
     # Lookup: memory only
 
     def tier_of(self, address: BlockAddress) -> TierName | None:

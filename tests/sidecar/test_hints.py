@@ -14,10 +14,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from policy import grants
 from policy.signing import Signer
+from sidecar.breaker import Condition, Tripped
 from sidecar.hints import HintCounts, Hints
 from sidecar.prefetch_budget import Denial
 from sidecar.prefetch_statistics import PrefetchStatistics
 from storage.block import BlockAddress
+from storage.header import MAGIC
 from storage.tiers.protocol import TierName
 from strongroom.blocks import pack_tokens
 from strongroom.grant import EngineDigests, Operation
@@ -39,7 +41,7 @@ from strongroom.wire.frames import (
 )
 from tests.sidecar.conftest import PROMPT, Stored
 from tests.sidecar.control_plane import MODEL, TEMPLATE, TOKENIZER, Granted
-from tests.sidecar.harness import ENGINE, RefusedHello, Wire, World, block_content, harness
+from tests.sidecar.harness import ENGINE, MIB, RefusedHello, Wire, World, block_content, harness
 from tests.sidecar.prefetch_support import GatedShelf, until
 from tests.storage.support import FakeClock
 
@@ -601,3 +603,45 @@ async def test_a_load_that_waits_for_a_prefetch_ends_when_it_is_cancelled(tmp_pa
             await gateway.close()
             await apart.quiet()
             assert apart.settled()
+
+
+async def test_damage_that_a_prefetch_finds_is_on_record_and_trips_as_damage_that_a_load_finds(
+    tmp_path: Path,
+) -> None:
+    async with harness(tmp_path) as world:
+        engine = await world.engine()
+        prompts = [[number] * 64 for number in range(4)]
+        for number, prompt in enumerate(prompts):
+            granted = world.control.grant(world.tenant, prompt)
+            assert await engine.compute_and_save(f"saved-{number}", granted) == 1
+        store = world.sidecar.store
+        await store.flush()
+        for row in list(store._residency.host._index.rows()):
+            assert store._residency.host.evict(row.resident.address)
+        assert damage_records(world.directory / "nvme") == len(prompts)
+        seen = store.statistics().quarantined
+        for number, prompt in enumerate(prompts[:3]):
+            verdict = await engine.open(f"b{number}", world.control.grant(world.tenant, prompt))
+            assert verdict.tokens == 64
+            await until(lambda: not world.sidecar.statistics().prefetch.pending)
+        assert store.statistics().quarantined == seen + 3
+        counts = world.sidecar.audit.counts
+        await until(lambda: counts["corrupt", "failed", "integrity"] == 3)
+        assert isinstance(world.sidecar.watch.breakers.states()[Condition.CHECKSUM], Tripped)
+
+
+def damage_records(folder: Path) -> int:
+    """Flip a bit of every record's header under `folder`; how many those were."""
+    damaged = 0
+    for path in folder.rglob("*"):
+        if not path.is_file() or path.stat().st_size < MIB:
+            continue
+        raw = bytearray(path.read_bytes())
+        at = raw.find(MAGIC)
+        while at >= 0:
+            raw[at + 100] ^= 1
+            damaged += 1
+            at = raw.find(MAGIC, at + 4096)
+        with path.open("r+b") as file:
+            file.write(raw)
+    return damaged
