@@ -133,9 +133,11 @@ class Faulty:
         """How many such calls were made."""
         return sum(1 for made in self.calls if made.call is call)
 
-    def make_files(self, folder: Path, store: bytes, region_bytes: int, count: int) -> RegionFiles:
+    def make_files(
+        self, folder: Path, store: bytes, region_bytes: int, count: int, floor_bytes: int
+    ) -> RegionFiles:
         """Region files whose calls go through here."""
-        return RegionFiles(folder, store, region_bytes, count, self)
+        return RegionFiles(folder, store, region_bytes, count, floor_bytes, self)
 
     # The file operations
 

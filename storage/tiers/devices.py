@@ -32,8 +32,8 @@ from strongroom.errors import Overloaded, Unavailable
 
 _log = logging.getLogger(__name__)
 
-MakeFiles = Callable[[Path, bytes, int, int], RegionFiles]
-"""From folder, store id, region length and number of regions."""
+MakeFiles = Callable[[Path, bytes, int, int, int], RegionFiles]
+"""From folder, store id, region length, number of regions and free-space floor."""
 
 
 class Device:
@@ -56,6 +56,7 @@ class Device:
         region_bytes: int,
         workers: Workers,
         make_files: MakeFiles,
+        floor_bytes: int,
     ) -> Self:
         """Open or make a folder. Raises `Unavailable`, or `Conflict` when it is taken."""
         async with contextlib.AsyncExitStack() as undo:
@@ -66,7 +67,16 @@ class Device:
                 _log.warning("%s keeps its region length, %d", folder, manifest.region_bytes)
             count = max(REGIONS_MIN, capacity_bytes // manifest.region_bytes)
             made: list[RegionFiles] = []
-            make = partial(make_files, folder, manifest.store, manifest.region_bytes, count)
+            make = partial(
+                make_files, folder, manifest.store, manifest.region_bytes, count, floor_bytes
+            )
+
+            def close() -> None:
+                for files in made:
+                    files.close()
+
+            # A job that has begun ends also when it is cancelled: what it opened is closed then.
+            undo.callback(close)
             await workers.run(lambda: made.append(make()), always=True)
             undo.pop_all()
         return cls(made[0], lock)
@@ -121,7 +131,9 @@ class Devices:
         with contextlib.ExitStack() as undo:
             for folder in folders:
                 try:
-                    device = await Device.open(folder, share, region_bytes, workers, make_files)
+                    device = await Device.open(
+                        folder, share, region_bytes, workers, make_files, limits.free_floor_bytes
+                    )
                 except Unavailable as error:
                     _log.warning("a device is left out: %s", error.message)
                     refusals.append(error)
@@ -191,10 +203,12 @@ class Devices:
 
     def take_left(self) -> frozenset[int]:
         """Numbers of the devices whose blocks must go from the index; each is told once."""
+        now = self._clock()
         left = {number for number, device in enumerate(self._devices) if device.left}
         for number in left:
             self._devices[number].left = False
-        return frozenset(left)
+        # One that is in service again has what it had.
+        return frozenset(number for number in left if self._is_out(self._devices[number], now))
 
     async def run(self, region: Region, *jobs: Callable[[], None], always: bool = False) -> None:
         """Run `jobs`, which touch `region`'s files, on the executor.

@@ -105,8 +105,10 @@ class Region:
 class RegionFiles:
     """Opens, preallocates, reads and writes the region files of one folder. All calls block.
 
-    Fewer files than asked for are used where the disk has no room for all, which the log says;
-    with less than two there is no tier, and `Unavailable` is raised.
+    Fewer files than asked for are used where the disk has no room for all above `floor_bytes`,
+    which the log says; with less than two there is no tier, and `Unavailable` is raised. Files
+    that are there are used wherever one is missing among them: a disk that is full when a region
+    is renewed costs that region and no other.
     """
 
     def __init__(
@@ -115,12 +117,14 @@ class RegionFiles:
         store: bytes,
         region_bytes: int,
         count: int,
+        floor_bytes: int = 0,
         operations: FileOperations | None = None,
     ) -> None:
         self._operations = operations or Posix()
         self.folder = folder
         self.store = store
         self.region_bytes = region_bytes
+        self._floor_bytes = floor_bytes
         self.regions: list[Region] = []
         self.direct = _direct_works(folder)
         if not self.direct:
@@ -214,8 +218,11 @@ class RegionFiles:
         self.regions = []
 
     def _open_all(self, count: int) -> None:
+        full: OSError | None = None
         for number in range(count):
             path = self.folder / f"{number:06d}"
+            if full is not None and not path.exists():
+                continue
             try:
                 self.regions.append(self._open(path, number))
             except OSError as error:
@@ -224,21 +231,22 @@ class RegionFiles:
                         f"region file {path} cannot be prepared: {error.strerror}",
                         field="nvme_path",
                     ) from error
-                if number < REGIONS_MIN:
-                    raise Unavailable(
-                        f"no room for region file {path}: free disk space or lower the NVMe "
-                        "tier's size",
-                        field="nvme_bytes",
-                        limit=self.region_bytes,
-                    ) from error
-                _log.warning(
-                    "room for %d of %d region files in %s: the NVMe tier is smaller than set",
-                    number,
-                    count,
-                    self.folder,
-                )
-                break
-        self._remove_surplus(len(self.regions))
+                full = error
+        if len(self.regions) < REGIONS_MIN:
+            raise Unavailable(
+                f"no room for {REGIONS_MIN} region files in {self.folder}: free disk space or "
+                "lower the NVMe tier's size",
+                field="nvme_bytes",
+                limit=self.region_bytes,
+            ) from full
+        if full is not None:
+            _log.warning(
+                "room for %d of %d region files in %s: the NVMe tier is smaller than set",
+                len(self.regions),
+                count,
+                self.folder,
+            )
+        self._remove_surplus(count)
 
     def _open(self, path: Path, number: int) -> Region:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -247,6 +255,7 @@ class RegionFiles:
             os.fchmod(fd, 0o600)
             fresh = os.fstat(fd).st_size == 0
             if fresh:
+                self._check_floor(number)
                 self._allocate(fd)
         except OSError:
             if os.fstat(fd).st_size == 0:
@@ -254,6 +263,15 @@ class RegionFiles:
             os.close(fd)
             raise
         return Region(number, fd, generation=0, tail=self.region_bytes, fresh=fresh)
+
+    def _check_floor(self, number: int) -> None:
+        """What is laid out below the floor would never be written to; the fewest that there
+        must be wait until there is more space.
+        """
+        if not self._floor_bytes or number < REGIONS_MIN:
+            return
+        if self.free_bytes() < self._floor_bytes + self.region_bytes:
+            raise OSError(errno.ENOSPC, "below the free-space floor")
 
     def _allocate(self, fd: int) -> None:
         os.ftruncate(fd, 0)

@@ -29,8 +29,11 @@ class Disks:
         self.folders = [tmp_path / name for name in names]
         self.disks: Mapping[str, Faulty] = {name: Faulty() for name in names}
 
-    def make_files(self, folder: Path, store: bytes, region_bytes: int, count: int) -> RegionFiles:
-        return self.disks[folder.name].make_files(folder, store, region_bytes, count)
+    def make_files(
+        self, folder: Path, store: bytes, region_bytes: int, count: int, floor_bytes: int
+    ) -> RegionFiles:
+        disk = self.disks[folder.name]
+        return disk.make_files(folder, store, region_bytes, count, floor_bytes)
 
     def __getitem__(self, name: str) -> Faulty:
         return self.disks[name]

@@ -186,9 +186,11 @@ async def test_what_lies_below_the_floor_is_not_evicted_for_room_elsewhere(tmp_p
     folders = (tmp_path / "low", tmp_path / "well")
     low = Faulty()
 
-    def make(folder: Path, store: bytes, region_bytes: int, count: int) -> RegionFiles:
-        files = low if folder.name == "low" else Faulty()
-        return files.make_files(folder, store, region_bytes, count)
+    def make(
+        folder: Path, store: bytes, region_bytes: int, count: int, floor_bytes: int
+    ) -> RegionFiles:
+        disk = low if folder.name == "low" else Faulty()
+        return disk.make_files(folder, store, region_bytes, count, floor_bytes)
 
     limits = NvmeLimits(free_floor_bytes=1, free_check_s=0.0)
     clock = FakeClock()
@@ -203,6 +205,133 @@ async def test_what_lies_below_the_floor_is_not_evicted_for_room_elsewhere(tmp_p
         assert sum(region.live for region in there) == before
         assert not answers
         check_empties(tier)
+
+
+@pytest.mark.parametrize("at", [0, 2])
+async def test_a_region_that_a_full_disk_took_costs_no_other_at_the_next_start(
+    tmp_path: Path, at: int
+) -> None:
+    """Renewing it cut its file to nothing; files behind it are full of records."""
+    faulty = Faulty()
+    async with opened(tmp_path, regions=8, make=faulty.make_files) as tier:
+        assert not await refused(tier, range(6 * PER_REGION))
+        for number in range(at * PER_REGION, (at + 1) * PER_REGION):
+            tier.drop(context(number).address)
+        faulty.script(Call.ALLOCATE, Fail(errno.ENOSPC), times=None)
+        await tier.bury_dead()
+    assert (tmp_path / f"{at:06d}").stat().st_size == 0
+    async with opened(tmp_path, regions=8, make=faulty.make_files) as tier:
+        assert tier.statistics().recovered == 5 * PER_REGION
+        faulty.clear()
+        assert not await refused(tier, many(2))
+        check_empties(tier)
+    async with opened(tmp_path, regions=8) as tier:
+        assert len(tier._devices.regions) == 8, "it is back where there is room again"
+
+
+async def test_files_beyond_a_smaller_tier_are_removed(tmp_path: Path) -> None:
+    async with opened(tmp_path, regions=8):
+        pass
+    async with opened(tmp_path, regions=4):
+        assert [path.name for path in sorted(tmp_path.glob("0*"))] == [f"{n:06d}" for n in range(4)]
+
+
+class Disk(Faulty):
+    """A file system of so many bytes."""
+
+    def __init__(self, nbytes: int) -> None:
+        super().__init__()
+        self.left = nbytes
+
+    def allocate(self, fd: int, nbytes: int, /) -> None:
+        self.left -= nbytes
+        super().allocate(fd, nbytes)
+
+    def free_bytes(self, folder: Path, /) -> int:
+        return max(0, self.left)
+
+
+async def test_what_is_laid_out_leaves_the_floor_and_is_written_to(tmp_path: Path) -> None:
+    disk = Disk(6 * REGION)
+    limits = NvmeLimits(free_floor_bytes=2 * REGION)
+    async with opened(tmp_path, regions=5, make=disk.make_files, limits=limits) as tier:
+        assert disk.left == 2 * REGION
+        assert len(tier._devices.regions) == 4
+        assert not await refused(tier, range(3 * PER_REGION))
+        assert tier.statistics().floor_refusals == 0
+        check_empties(tier)
+
+
+async def test_a_disk_without_room_above_the_floor_has_the_smallest_tier_until_there_is(
+    tmp_path: Path,
+) -> None:
+    disk = Disk(6 * REGION)
+    clock = FakeClock()
+    limits = NvmeLimits(free_floor_bytes=5 * REGION)
+    async with opened(
+        tmp_path, regions=5, make=disk.make_files, limits=limits, clock=clock
+    ) as tier:
+        assert len(tier._devices.regions) == 2
+        assert len(await refused(tier, [1])) == 1
+        disk.left = 5 * REGION
+        clock.advance_s(2)
+        assert not await refused(tier, [2])
+
+
+async def test_a_cancelled_start_leaves_no_file_open(tmp_path: Path) -> None:
+    faulty = Faulty()
+    slow = Hold()
+    faulty.script(Call.ALLOCATE, slow)
+
+    async def start() -> None:
+        async with opened(tmp_path, make=faulty.make_files):
+            pass
+
+    def ours() -> list[str]:
+        links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+        names = [str(link.readlink()) for link in links]
+        return [name for name in names if name.startswith(str(tmp_path))]
+
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(start())
+        await entered(slow)
+        task.cancel()
+        slow.let_go.set()
+    assert task.cancelled()
+    assert not ours()
+
+
+async def test_a_device_that_is_in_service_again_keeps_what_it_has(tmp_path: Path) -> None:
+    faulty = Faulty()
+    clock = FakeClock()
+    async with opened(tmp_path, make=faulty.make_files, clock=clock) as tier:
+        kept = await full(tier, (3, 3, 3))
+        faulty.script(Call.READ, Fail(errno.EIO), times=3)
+        for number in (0, 1, 2):
+            with pytest.raises(Unavailable):
+                await body(tier, context(number))
+        assert tier.statistics().devices_out == 1
+        assert not any(context(number).address in tier for number in kept)
+        clock.advance_s(61)
+        await check_kept(tier, kept)
+        await tier.bury_dead()
+        await check_kept(tier, kept)
+        assert tier.statistics().lost == 0
+
+
+async def test_a_device_that_is_out_of_service_loses_what_it_has(tmp_path: Path) -> None:
+    """The other side of the pair."""
+    faulty = Faulty()
+    clock = FakeClock()
+    async with opened(tmp_path, make=faulty.make_files, clock=clock) as tier:
+        kept = await full(tier, (3, 3, 3))
+        faulty.script(Call.READ, Fail(errno.EIO), times=3)
+        for number in (0, 1, 2):
+            with pytest.raises(Unavailable):
+                await body(tier, context(number))
+        await tier.bury_dead()
+        assert tier.statistics().lost == len(kept)
+        check_balance(tier)
 
 
 async def test_a_write_that_cannot_be_made_leaves_the_others_their_room(tmp_path: Path) -> None:
