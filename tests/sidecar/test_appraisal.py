@@ -9,6 +9,7 @@ import pytest
 from sidecar.appraisal import Appraiser
 from sidecar.decision import Offer, Recompute, Restore, Stored, Why
 from storage.tiers.protocol import TierName
+from strongroom.log import InvalidationKind
 from strongroom.wire.frames import Finish, Report
 from tests.sidecar.harness import ENGINE, ManualClock, World, harness
 
@@ -125,3 +126,40 @@ def test_a_load_is_promised_to_beat_the_queue_and_the_computing_that_it_replaces
     assert promised == pytest.approx(20 * 0.2 + 8 * 256 * 100e-6, rel=0.2)
     appraiser.dropped("e", "warm")
     assert appraiser.promised_seconds("e", "warm") is None
+
+
+def test_a_second_of_a_server_costs_more_the_longer_its_queue() -> None:
+    clock = ManualClock()
+    appraiser = Appraiser(clock)
+    appraiser.observe_report("e", Report(9, 9, 0, 0, 0, 0, 0, 0))
+    clock.advance(1)
+    appraiser.observe_report("e", Report(9, 9, 1, 0, 10_000, 500_000, 0, 0))
+    idle = appraiser.prices("e", offer()).prefill_shadow
+    for number in range(10):
+        appraiser.backlog.promise("e", str(number), {}, 20_000)
+    queued = appraiser.prices("e", offer())
+    assert queued.prefill_wait_s == pytest.approx(10.0, rel=0.1)
+    assert queued.prefill_shadow > idle + 10
+
+
+def test_those_who_load_keep_their_place_before_one_that_is_computed() -> None:
+    appraiser = Appraiser(ManualClock())
+    appraiser.observe_report("e", Report(9, 9, 0, 0, 10_000, 1_000_000, 0, 0))
+    assert appraiser.prices("e", offer()).prefill_wait_s == 0.0
+    appraiser.backlog.promise("e", "1", {TierName.NVME: 1}, 10_000)
+    assert appraiser.prices("e", offer()).prefill_wait_s == pytest.approx(1.0, rel=0.1)
+
+
+async def test_a_fence_drops_what_was_promised_and_a_live_request_keeps_it(tmp_path: Path) -> None:
+    async with harness(tmp_path) as world:
+        engine = await world.engine()
+        granted = world.control.grant(world.tenant, range(TOKENS))
+        await engine.compute_and_save("first", granted)
+        assert (await engine.open("second", granted)).tokens
+        backlog = world.sidecar.appraiser.backlog
+        assert backlog.restoring_bytes(TierName.HOST) > 0
+        entry = world.control.append(
+            InvalidationKind.SUBJECT, tenant=world.tenant.id, subject=granted.claims.sub
+        )
+        assert await world.sidecar.log.reach(world.control.epoch, entry.seq, 20)
+        assert backlog.restoring_bytes(TierName.HOST) == 0

@@ -104,3 +104,69 @@ def test_an_engine_that_left_is_forgotten() -> None:
     backlog.forget("e")
     assert backlog.restoring_bytes(HOST) == 10
     assert backlog.owed_tokens("e") == 0
+
+
+def test_of_those_who_wait_the_youngest_count_with_what_each_of_them_owes() -> None:
+    """A mean would say 2 x 2,800: a burst of long prompts would look short."""
+    backlog = Backlog(ManualClock())
+    backlog.reported("e", report(0, 0, 0))
+    for number, tokens in enumerate((100, 100, 100, 9000, 4700)):
+        backlog.promise("e", str(number), {}, tokens)
+    backlog.reported("e", report(0, 0, 2))
+    assert backlog.owed_tokens("e") == 13_700
+
+
+def test_what_was_computed_is_taken_from_the_oldest() -> None:
+    clock = ManualClock()
+    backlog = Backlog(clock)
+    backlog.reported("e", report(0, 0, 0))
+    backlog.promise("e", "old", {}, 1000)
+    backlog.promise("e", "new", {}, 500)
+    clock.advance(1)
+    backlog.reported("e", report(1000, 1_000_000, 1))
+    backlog.dropped("e", "old")  # it has been computed: nothing is taken off twice
+    assert backlog.owed_tokens("e") == 500
+    backlog.dropped("e", "new")
+    assert backlog.owed_tokens("e") == 0
+
+
+def test_the_first_report_gives_the_rate_at_once() -> None:
+    clock = ManualClock()
+    backlog = Backlog(clock)
+    for number in range(4):
+        backlog.promise("e", str(number), {}, 1000)
+    backlog.reported("e", report(2000, 1_000_000, 2))
+    assert backlog.owed_tokens("e") == 2000
+    clock.advance(0.5)
+    assert backlog.owed_tokens("e") == pytest.approx(1000)
+
+
+def test_what_those_who_load_will_compute_is_known_until_they_have_loaded() -> None:
+    backlog = Backlog(ManualClock())
+    backlog.promise("e", "1", {HOST: 100}, 400)
+    assert backlog.loading_tokens("e") == 400
+    backlog.brought("e", "1")
+    assert (backlog.loading_tokens("e"), backlog.owed_tokens("e")) == (0, 400)
+    backlog.promise("e", "2", {HOST: 100}, 300)
+    backlog.dropped("e", "2")
+    assert backlog.loading_tokens("e") == 0
+
+
+def test_arrivals_fade() -> None:
+    clock = ManualClock()
+    backlog = Backlog(clock)
+    for number in range(100):
+        backlog.promise("e", str(number), {NVME: 1}, 1)
+        clock.advance(0.5)
+    assert backlog.prompts_per_second("e") == pytest.approx(2.0, rel=0.1)
+    assert backlog.loads_per_second(NVME) == pytest.approx(2.0, rel=0.1)
+    assert backlog.loads_per_second(HOST) == 0.0
+    clock.advance(200)
+    assert backlog.prompts_per_second("e") < 0.01
+
+
+def test_prompts_that_are_owed_are_bounded_in_number() -> None:
+    backlog = Backlog(ManualClock(), promises_max=3)
+    for number in range(10):
+        backlog.promise("e", str(number), {}, 5)
+    assert backlog.owed_tokens("e") == 15

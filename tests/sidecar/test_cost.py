@@ -163,3 +163,15 @@ def test_rows_name_every_class_that_was_seen_lately() -> None:
     assert row.service_s[1] == pytest.approx(0.1, rel=0.03)
     clock.advance(100)
     assert costs.rows() == ()
+
+
+def test_blocks_of_many_sizes_are_known_when_there_are_enough_in_all() -> None:
+    model = CostModel(ManualClock(), CostSettings(observations_min=8))
+    for power in range(4):
+        model.observe_restore(TierName.NVME, MIB << power, 0.0, 0.01 * 2**power)
+    assert model.latency(TierName.NVME, MIB, 0.5) is None
+    for power in range(4):
+        model.observe_restore(TierName.NVME, MIB << power, 0.0, 0.01 * 2**power)
+    known = model.latency(TierName.NVME, MIB, 0.5)
+    assert known is not None
+    assert known.value == pytest.approx(0.01, rel=0.1)

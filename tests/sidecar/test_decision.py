@@ -230,3 +230,21 @@ def test_an_offer_is_blocks_that_follow_one_another_within_the_prompt() -> None:
         Offer(1000, (Stored(256, HOST, 1), Stored(256, HOST, 1)))
     with pytest.raises(ValueError, match="longer"):
         Offer(100, (Stored(256, HOST, 1),))
+
+
+def test_a_cold_tier_is_asked_while_one_waits_for_the_engine_anyway() -> None:
+    cold = price(2e9, wait_s=0.5, known=False)
+    assert decide(offer(host=4), prices(host=cold), Lean.RESTORE) == Recompute(Why.COLD)
+    waiting = prices(host=cold, wait_s=1.0)
+    assert decide(offer(host=4), waiting, Lean.RESTORE) == Restore(4 * BLOCK_TOKENS, Why.COLD)
+
+
+def test_what_is_given_up_for_others_makes_no_request_a_slow_one() -> None:
+    """A hundred times the engine's price, and yet no more than half as long again."""
+    slow = price(2e8)  # 0.16 s a block, against 0.026 s to compute it
+    dear = replace(prices(nvme=slow), prefill_shadow=100.0)
+    decision = decide(offer(nvme=16), dear, Lean.RESTORE)
+    least = (16 * BLOCK_TOKENS + 256) * 100e-6
+    assert decision.ours_s <= 1.5 * least
+    unbound = decide(offer(nvme=16), dear, Lean.RESTORE, DecisionSettings(sacrifice=100.0))
+    assert unbound.ours_s > 1.5 * least

@@ -131,3 +131,22 @@ async def test_prompts_of_open_requests_are_bounded_in_memory(tmp_path: Path) ->
         engine.scheduler.send(Finish("a"))
         small = world.control.grant(world.tenant, range(64))
         assert (await engine.open("c", small)).allowed
+
+
+async def test_requests_that_have_finished_do_not_fill_the_limit_on_open_ones(
+    tmp_path: Path,
+) -> None:
+    """Prompts of 2,800 bytes and room for 4,096: one is open at a time, one is kept."""
+    async with harness(tmp_path, prompt_bytes_max=4096, requests_max=2) as world:
+        engine = await world.engine()
+        granted = world.control.grant(world.tenant, range(700))
+        for number in range(6):
+            assert (await engine.open(str(number), granted)).allowed
+            engine.scheduler.send(Finish(str(number)))
+        assert (await engine.open("last", granted)).allowed
+        # What finished is kept for a late save, the oldest go first, and memory stays bounded.
+        (joined,) = world.sidecar.sessions
+        assert joined.requests.get("0") is None
+        assert joined.requests.get("5") is not None
+        assert joined.requests.finished_bytes <= 4096
+        assert not (await engine.open("more", granted)).allowed
