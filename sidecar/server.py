@@ -151,9 +151,15 @@ class Server:
             if greeting.role == "scheduler":
                 await self._session(peer, joined, greeting, None)
                 return
-            slots = Slots(
-                await self._staging(), self._wiping, wipe_after_s=self._limits.staging_wipe_s
-            )
+            try:
+                staging = await self._staging()
+            except StrongroomError as error:
+                # No memory for it: this connection alone does without.
+                _log.warning("a connection is refused: %s", error.message)
+                self._count(error)
+                await _refuse(peer, error)
+                return
+            slots = Slots(staging, self._wiping, wipe_after_s=self._limits.staging_wipe_s)
             self._rooms.add(slots)
             try:
                 await self._session(peer, joined, greeting, slots)

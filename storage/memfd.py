@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from strongroom.errors import Misuse
+from strongroom.errors import Misuse, Unavailable
 
 PAGE: Final = 4096
 HUGE_PAGE: Final = 2 * 1024 * 1024
@@ -60,7 +60,8 @@ DEFAULT_OPTIONS: Final = MemoryOptions()
 class MemoryFile:
     """A sealed memfd of at least `size` bytes (a multiple of 4 KiB), mapped shared.
 
-    Raises `Misuse` for a NUMA node that this machine does not have.
+    Raises `Misuse` for a NUMA node that this machine does not have, and `Unavailable` when the
+    system refuses the memory.
     """
 
     def __init__(self, name: str, size: int, options: MemoryOptions = DEFAULT_OPTIONS) -> None:
@@ -72,7 +73,11 @@ class MemoryFile:
         self._lock = options.lock
         self.huge = options.huge_pages and size >= HUGE_PAGE and self._open_huge(size)
         if not self.huge:
-            self._open(size, 0)
+            try:
+                self._open(size, 0)
+            except (OSError, ValueError, OverflowError) as error:
+                reason = getattr(error, "strerror", None) or "it cannot be mapped"
+                raise Unavailable(f"{size} bytes for {name} cannot be had: {reason}") from error
         self._map.madvise(mmap.MADV_DONTDUMP)
         self._map.madvise(_MADV_DONTFORK)
         if options.huge_pages and not self.huge and size >= HUGE_PAGE:

@@ -248,3 +248,19 @@ async def test_a_boot_clock_that_jumps_forward_ends_the_lease_until_it_is_renewe
         assert not (await engine.open("revoked", granted)).allowed
         await save_whole(engine, "others", control.grant(other, PROMPT))
         assert (await engine.open("hit", control.grant(other, PROMPT))).tokens == 288
+
+
+async def test_an_engine_whose_staging_cannot_be_had_is_refused_alone(tmp_path: Path) -> None:
+    async with harness(tmp_path) as world:
+        engine, granted = await stored(world)
+        server = world.sidecar.server
+        plenty = server._limits
+        server._limits = dataclasses.replace(plenty, staging_bytes=1 << 60)
+        with pytest.raises(RefusedHello, match="unavailable"):
+            await world.connect("worker")
+        assert server.counts.crashed == 0
+        assert await restored_whole(engine, "goes on", granted)
+        server._limits = plenty
+        again = await world.connect("worker")
+        assert again.staging is not None
+        await again.close()
