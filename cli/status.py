@@ -19,6 +19,7 @@ from cli.api import ApiProblem, read_token
 from strongroom.errors import Misuse, Unavailable
 
 TIMEOUT_S: Final = 5.0
+_SHOWN_MAX: Final = 3
 _SOCKET_HOST: Final = "sidecar.socket.invalid"
 """Stands for the Unix socket; no name that can be looked up."""
 _MEANS: Final = {
@@ -151,7 +152,8 @@ def _engines(engines: list[dict[str, Any]]) -> Table:
 
 
 def _breakers(breakers: list[dict[str, Any]]) -> Table:
-    table = Table("breaker", "state", "reads", "trips at", "since", box=None, header_style="bold")
+    table = Table("breaker", "state", "reads", "trips at", "since", "for", box=None,
+                  header_style="bold")  # fmt: skip
     for breaker in breakers:
         reading = breaker["reading"]
         table.add_row(
@@ -160,8 +162,16 @@ def _breakers(breakers: list[dict[str, Any]]) -> Table:
             "" if reading is None else f"{reading:.3g}",
             f"{breaker['threshold']:.3g}",
             breaker["at"],
+            _for_whom(breaker["tripped_for"]),
         )
     return table
+
+
+def _for_whom(tripped_for: list[str]) -> str:
+    """Engines or tenants; an empty name is the node."""
+    shown = [about or "the node" for about in tripped_for[:_SHOWN_MAX]]
+    more = len(tripped_for) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more else "")
 
 
 def _rung(rung: int) -> str:

@@ -12,6 +12,7 @@ import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
@@ -102,12 +103,13 @@ class Sidecar:
         """Return once the first serving lease was granted under a verified head."""
         await self.serving.first.wait()
 
-    def gauges(self) -> Gauges:
-        """What the watch looks at, now."""
+    def gauges(self, *, inventory: bool = True) -> Gauges:
+        """What there is now; the watch looks without the `inventory`."""
         return read_gauges(
             self.store,
-            nvme_path=self.settings.nvme_path,
-            alive=self.keys.known() | self.invalidation.alive,
+            folders=self.settings.nvme_folders,
+            alive=lambda: self.keys.known() | self.invalidation.alive,
+            inventory=inventory,
             transfers=sum(
                 worker.transfers for found in self.sessions for worker in found.workers.values()
             ),
@@ -159,6 +161,7 @@ class Sidecar:
             events=MappingProxyType(dict(self.audit.counts)),
             store=self.store.statistics(),
             watch=self.watch.statistics(),
+            costs=self.appraiser.cost.rows(),
         )
 
 
@@ -448,7 +451,7 @@ def _build(
 
 def _watch_sources(sidecar: Sidecar) -> Sources:
     return Sources(
-        gauges=sidecar.gauges,
+        gauges=partial(sidecar.gauges, inventory=False),
         tally=sidecar.tally,
         pending_write_bytes=sidecar.store.pending_write_bytes,
         recompute_s=sidecar.appraiser.recompute_seconds,

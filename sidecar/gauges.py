@@ -1,13 +1,14 @@
 """The gauges of DESIGN section 8, read at once into one frozen value.
 
 Each has an alert rule in deploy/alerts.yml that names what to do about it. Everything here is
-memory, but for the file system's free space, which costs a system call.
+memory, but for the file systems' free space, which costs a system call a device. What grows with
+the number of namespaces and tenants (`inventory`) is read for a scrape, not for each look.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -48,7 +49,8 @@ class Gauges:
     queues: tuple[QueueStatistics, ...]
     nvme_free_bytes: int | None
     """What the tier could still take; None without one."""
-    nvme_file_system_free_bytes: int | None
+    file_systems_free_bytes: Mapping[int, int]
+    """Of the NVMe tier's folders, by their number in the settings; without one that fails."""
     transfers_in_flight: int
     orphans: Orphans
     tenants: tuple[TenantUse, ...]
@@ -61,24 +63,31 @@ class Gauges:
 def read_gauges(
     store: BlockStore,
     *,
-    nvme_path: Path | None,
-    alive: Collection[NamespaceId],
+    folders: Sequence[Path],
+    alive: Callable[[], Collection[NamespaceId]],
     transfers: int,
     engines: Mapping[str, Reported],
+    inventory: bool = True,
 ) -> Gauges:
-    """Read them. `alive` are the namespaces known to be alive."""
+    """Read them. `alive` tells the namespaces known to be alive; without `inventory` orphans and
+    tenants are left out.
+    """
     statistics = store.statistics()
     nvme = next((tier for tier in statistics.tiers if tier.name is TierName.NVME), None)
     return Gauges(
         tiers=statistics.tiers,
         queues=statistics.queues,
         nvme_free_bytes=None if nvme is None else nvme.capacity_bytes - nvme.used_bytes,
-        nvme_file_system_free_bytes=None if nvme_path is None else _free_bytes(nvme_path),
+        file_systems_free_bytes={
+            number: free
+            for number, folder in enumerate(folders)
+            if (free := _free_bytes(folder)) is not None
+        },
         transfers_in_flight=transfers,
-        orphans=_orphans(store, alive),
+        orphans=_orphans(store, alive()) if inventory else Orphans(0, 0),
         tenants=tuple(
             TenantUse(tier.name, tenant, used, cap)
-            for tier in statistics.tiers
+            for tier in (statistics.tiers if inventory else ())
             for tenant, (used, cap) in store.tenant_use(tier.name).items()
         ),
         engines=engines,

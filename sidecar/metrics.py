@@ -28,6 +28,7 @@ from prometheus_client.registry import Collector
 from sidecar.gauges import Gauges, top_tenants
 from sidecar.latency import BOUNDS_S, LatencyStatistics
 from sidecar.statistics import SidecarStatistics
+from storage.tiers.protocol import TierName, TierStatistics
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 TENANTS_MAX: Final = 20
@@ -56,6 +57,7 @@ def families(snapshot: Snapshot, tenants_max: int = TENANTS_MAX) -> Iterator[Met
     yield from _tenants(snapshot.gauges, tenants_max)
     yield from _engines(snapshot)
     yield from _caching(snapshot.statistics)
+    yield from _transfers(snapshot.statistics)
     yield from _prefetch(snapshot.statistics)
     yield from _degradation(snapshot.statistics)
     yield from _control(snapshot.statistics)
@@ -126,10 +128,11 @@ def _tiers(gauges: Gauges) -> Iterator[Metric]:
     yield _gauge("nvme_free_bytes", "Room left in the tier", (), _one(gauges.nvme_free_bytes))
     yield _gauge(
         "nvme_file_system_free_bytes",
-        "Room left in the file system below the tier",
-        (),
-        _one(gauges.nvme_file_system_free_bytes),
+        "Room left in the file system below a device of the tier",
+        ("device",),
+        [((str(n),), float(free)) for n, free in gauges.file_systems_free_bytes.items()],
     )
+    yield from _devices(tiers)
     yield _gauge(
         "orphan_records",
         "Records on disk whose namespace is not known to be alive, or is retired",
@@ -140,6 +143,35 @@ def _tiers(gauges: Gauges) -> Iterator[Metric]:
             (("unburied",), sum(tier.unburied for tier in tiers)),
         ),
     )
+
+
+def _devices(tiers: Iterable[TierStatistics]) -> Iterator[Metric]:
+    nvme = [tier for tier in tiers if tier.name is TierName.NVME]
+    yield _gauge(
+        "nvme_devices_out",
+        "Devices that are out of service, or could not be opened",
+        (),
+        [((), float(tier.devices_out)) for tier in nvme],
+    )
+    yield _counter(
+        "nvme_refused",
+        "Writes refused before they reached a device",
+        ("reason",),
+        [
+            sample
+            for tier in nvme
+            for sample in (
+                (("budget",), float(tier.budget_refusals)),
+                (("floor",), float(tier.floor_refusals)),
+            )
+        ],
+    )
+    for name, text, values in (
+        ("written_bytes", "Bytes written to devices", [tier.written_bytes for tier in nvme]),
+        ("lost", "Blocks gone with a device or a damaged region", [tier.lost for tier in nvme]),
+        ("moved", "Records kept when their region was reclaimed", [tier.moved for tier in nvme]),
+    ):
+        yield _counter(f"nvme_{name}", text, (), [((), float(value)) for value in values])
 
 
 def _queues(snapshot: Snapshot) -> Iterator[Metric]:
@@ -271,6 +303,55 @@ def _caching(statistics: SidecarStatistics) -> Iterator[Metric]:
     )
 
 
+def _transfers(statistics: SidecarStatistics) -> Iterator[Metric]:
+    saves, hints, onboard = statistics.saves, statistics.hints, statistics.store.onboard
+    yield _counter(
+        "save_blocks",
+        "Blocks that engines handed in, by what became of them",
+        ("outcome",),
+        [
+            (("stored",), float(saves.stored)),
+            (("present",), float(saves.present)),
+            *(((f"dropped_{r.value}",), float(n)) for r, n in saves.dropped.items()),
+        ],
+    )
+    yield _counter("save_bytes", "Bytes of records stored", (), _one(saves.stored_bytes))
+    yield _counter(
+        "hints",
+        "Hints, by what became of them",
+        ("outcome",),
+        [
+            (("taken",), float(hints.taken)),
+            (("dropped",), float(hints.dropped)),
+            (("denied",), float(hints.denied)),
+            (("begun",), float(hints.begun)),
+        ],
+    )
+    yield _counter(
+        "onboard_blocks",
+        "Blocks brought from NVMe into host memory",
+        ("outcome",),
+        [
+            (("brought",), float(onboard.brought)),
+            (("failed",), float(onboard.failed)),
+            (("overdue",), float(onboard.overdue)),
+        ],
+    )
+    yield _counter("onboard_bytes", "Bytes of records brought", (), _one(onboard.brought_bytes))
+    yield _gauge("onboard_held", "Blocks that onboardings hold", (), _one(onboard.held))
+    yield _gauge(
+        "restore_cost_seconds",
+        "What bringing a block took lately, by tier, block size and quantile",
+        ("tier", "bytes", "part", "quantile"),
+        [
+            ((row.tier.value, str(row.bytes_class), part, quantile), seconds)
+            for row in statistics.costs
+            for part, three in (("queue", row.queue_s), ("service", row.service_s))
+            for quantile, seconds in zip(("0.5", "0.95", "0.99"), three, strict=True)
+        ],
+    )
+
+
 def _prefetch(statistics: SidecarStatistics) -> Iterator[Metric]:
     prefetch = statistics.prefetch
     yield _gauge("prefetch_pending", "Prefetches planned or under way", (), _one(prefetch.pending))
@@ -327,6 +408,12 @@ def _degradation(statistics: SidecarStatistics) -> Iterator[Metric]:
         "What that is compared with",
         ("breaker",),
         [((b.condition.value,), b.threshold) for b in breakers],
+    )
+    yield _gauge(
+        "breaker_tripped_for",
+        "For how many engines or tenants it is tripped, or 1 for the node",
+        ("breaker",),
+        [((b.condition.value,), float(len(b.tripped_for))) for b in breakers],
     )
     yield _counter("breaker_trips", "Trips of any breaker", (), _one(watch.trips))
     yield _counter("release_looks", "Releases looked at twice", (), _one(watch.looks))

@@ -255,6 +255,11 @@ class SidecarSettings(BaseSettings):
     ship_interval_s: Seconds = 1.0
 
     @property
+    def nvme_folders(self) -> tuple[Path, ...]:
+        """Of the NVMe tier, in the order in which its devices are numbered."""
+        return (*((self.nvme_path,) if self.nvme_path else ()), *self.nvme_paths)
+
+    @property
     def rules(self) -> Mapping[Condition, measures.Rule]:
         """The breakers' conditions, by these settings."""
         return {
@@ -282,7 +287,7 @@ class SidecarSettings(BaseSettings):
     def _a_block_fits_everywhere(self) -> Self:
         if self.region_bytes > self.nvme_bytes:
             raise ValueError("region_bytes must not exceed nvme_bytes")
-        folders = [path for path in (self.nvme_path, *self.nvme_paths) if path is not None]
+        folders = self.nvme_folders
         if len(set(folders)) < len(folders):
             raise ValueError("nvme_paths names a folder twice")
         if (self.prefetch_bytes or 0) > self.host_bytes // 2:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from sidecar.cost import CostRow
 from sidecar.gate import GateState
 from sidecar.prefetch_statistics import PrefetchStatistics
 from sidecar.saves import SaveStatistics
@@ -72,3 +73,5 @@ class SidecarStatistics:
     events: Mapping[tuple[str, str, str], int]
     store: StoreStatistics
     watch: WatchStatistics
+    costs: tuple[CostRow, ...]
+    """What restores cost lately, by tier and size."""

@@ -63,6 +63,7 @@ def state_of(snapshot: Snapshot) -> dict[str, Any]:
                 "threshold": breaker.threshold,
                 "at": breaker.at,
                 "evidence": breaker.evidence,
+                "tripped_for": list(breaker.tripped_for),
             }
             for breaker in watch.breakers
         ],

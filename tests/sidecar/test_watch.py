@@ -9,11 +9,13 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from sidecar.breaker import Condition
 from sidecar.clocks import Clocks
 from sidecar.events import EventKind
 from sidecar.gauges import OTHER, Gauges, TenantUse, top_tenants
+from sidecar.metrics import exposition
 from sidecar.pressure import Gauge, Ladder, Ladders, Readings
 from sidecar.reasons import Reason
 from sidecar.reports import Reports
@@ -24,7 +26,7 @@ from strongroom.identity import ComponentId
 from strongroom.wire.frames import Failure, Finish, Ping, Pong, Report
 from tests.sidecar.conftest import PROMPT, Stored
 from tests.sidecar.control_plane import FakeControlPlane
-from tests.sidecar.harness import ENGINE, ManualClock, World, harness
+from tests.sidecar.harness import ENGINE, MIB, ManualClock, World, harness
 from tests.sidecar.test_session import until
 
 
@@ -382,10 +384,64 @@ async def test_every_gauge_is_read(stored: Stored) -> None:
     assert host.blocks == nvme.blocks == 5
     assert {queue.name for queue in gauges.queues} == {"strongroom-crypto", "strongroom-disk"}
     assert gauges.nvme_free_bytes == nvme.capacity_bytes - nvme.used_bytes
-    assert gauges.nvme_file_system_free_bytes
+    assert gauges.file_systems_free_bytes[0] > 0
     assert (gauges.orphans.unconfirmed, gauges.orphans.retired) == (0, 0)
     assert {use.tier for use in gauges.tenants} == {TierName.HOST, TierName.NVME}
     assert gauges.engines[ENGINE].report.free_pages == 600
+
+
+async def test_a_look_leaves_out_what_grows_with_namespaces_and_tenants(stored: Stored) -> None:
+    sidecar = stored.world.sidecar
+    assert sidecar.gauges().tenants
+    assert sidecar.gauges(inventory=False).tenants == ()
+    assert sidecar.gauges(inventory=False).tiers == sidecar.gauges().tiers
+
+    def walked() -> None:
+        raise AssertionError("a look walked every namespace")
+
+    assert sidecar.watch._sources is not None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(sidecar.store), "namespaces_on_disk", lambda _: walked())
+        sidecar.watch.look()
+        with pytest.raises(AssertionError, match="every namespace"):
+            sidecar.gauges()
+
+
+async def test_every_device_of_the_tier_has_its_free_space_shown(tmp_path: Path) -> None:
+    folders = (tmp_path / "a", tmp_path / "b")
+    async with harness(tmp_path, nvme_path=None, nvme_paths=folders, nvme_bytes=8 * MIB) as world:
+        assert set(world.sidecar.gauges().file_systems_free_bytes) == {0, 1}
+        text = exposition(world.sidecar.snapshot()).decode()
+        for device in "01":
+            assert f'strongroom_nvme_file_system_free_bytes{{device="{device}"}}' in text
+        assert "strongroom_nvme_devices_out 0.0" in text
+
+
+async def test_transfers_hints_devices_and_costs_are_exposed(stored: Stored) -> None:
+    await stored.hits("r", stored.grant())
+    await stored.engine.load("r", 0, 288)
+    await stored.world.sidecar.store.flush()
+    watch = stored.world.sidecar.watch
+    for _ in range(200):
+        watch.written("one", came_back=True)
+    samples = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(
+            exposition(stored.world.sidecar.snapshot()).decode()
+        )
+        for sample in family.samples
+    }
+    assert samples["strongroom_save_blocks_total", "stored"] == 5
+    assert samples["strongroom_save_bytes_total",] > 0
+    assert samples["strongroom_hints_total", "taken"] == 0
+    assert samples["strongroom_onboard_blocks_total", "failed"] == 0
+    assert samples["strongroom_nvme_refused_total", "budget"] == 0
+    assert samples["strongroom_nvme_refused_total", "floor"] == 0
+    assert samples["strongroom_nvme_written_bytes_total",] > 0
+    assert samples["strongroom_breaker_tripped_for", "thrash"] == 1
+    costs = [value for name, value in samples.items() if "restore_cost_seconds" in name[0]]
+    assert len(costs) == 6
+    assert all(cost >= 0 for cost in costs)
 
 
 async def test_records_are_orphans_until_their_namespace_is_known_to_be_alive(
