@@ -32,6 +32,9 @@ TOKENS_PER_BLOCK: Final = 256
 SMALL_PAGE_BYTES: Final = 512
 LARGE_PAGE_BYTES: Final = 64 * 1024
 """Of the engine that restores: blocks of 2 MiB."""
+LOADED_PAUSE_S: Final = 0.002
+"""Between two lookups under load: without it they themselves would take the cores from what is
+restored, and it would no longer be both cores that restore."""
 LOADED_TOKENS: Final = 32 * TOKENS_PER_BLOCK
 US: Final = 1e6
 
@@ -105,8 +108,8 @@ class Party:
         granted = self.talk.ask("grant", first=0, count=TOKENS)
         return Prompt(self.packed, granted["token"], granted["salt"])
 
-    def sample(self, count: int) -> list[float]:
-        """Microseconds of so many lookups."""
+    def sample(self, count: int, pause_s: float = 0.0) -> list[float]:
+        """Microseconds of so many lookups, each that long after the one before."""
         prompt = self.prompt()
         samples = []
         gc.collect()
@@ -117,6 +120,7 @@ class Party:
                 if verdict.tokens != TOKENS:
                     raise AssertionError(f"a hit of {verdict.tokens} tokens, not {TOKENS}")
                 samples.append(seconds * US)
+                time.sleep(pause_s)
         finally:
             gc.enable()
         return samples
@@ -178,7 +182,7 @@ def measure(bench: Bench) -> list[Row]:
             idle.append(many_party.sample(scale.lookups))
             few.append(few_party.sample(scale.lookups))
             load.ask("go")
-            loaded.append(many_party.sample(scale.lookups))
+            loaded.append(many_party.sample(scale.lookups, LOADED_PAUSE_S))
             done = load.ask("pause")
             speeds.append(done["bytes"] / done["seconds"] / 1e9)
     return _rows(idle, few, loaded, floors, f"{resident} blocks resident", speeds)
