@@ -367,8 +367,10 @@ def _build(
             judged_max=settings.hints_judged_max,
             per_s=settings.hints_per_s,
             overdue_ns=int(settings.prefetch_keep_s * NS),
+            horizon_ns=prefetch_settings(settings).horizon_ns,
         ),
         stance=watch.stance,
+        crowded=lambda: spool.crowded,
     )
     in_flight = SavesInFlight(settings.crypto_threads + 2, store.weight)
     sessions = Sessions(

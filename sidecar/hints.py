@@ -9,7 +9,9 @@ Rules:
 - A hint is fenced like a request. It ends with `Unhint`, with its connection, when its request is
   long overdue, or when another of the same name takes its place.
 - Hints never make an `Open` wait, nor fill the audit spool: beyond so many in a second, at once,
-  or alive, a hint is dropped unlooked at, and counted.
+  or alive, a hint is dropped unlooked at, and counted; so is one while the spool is crowded, and
+  one that starts later than any grant lives. One of which no prefetch comes is forgotten.
+- What may be asked for is counted for a name: an engine's, or a gateway's over all its sessions.
 """
 
 from __future__ import annotations
@@ -19,7 +21,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from sidecar.clocks import NS
-from sidecar.connection import Connection, SessionOver, end_session
 from sidecar.invalidation import LiveRequest, LiveRequests
 from sidecar.judge import EngineFacts, Judge
 from sidecar.prefetch import Prefetcher
@@ -38,7 +39,7 @@ from storage.block import BlockAddress
 from strongroom.clock import Clock
 from strongroom.errors import ProtocolViolation
 from strongroom.limits import REQUEST_ID_CHARS_MAX
-from strongroom.wire.frames import EngineFrame, Hint, Open, Unhint
+from strongroom.wire.frames import Hint, Open
 
 _MS = 1_000_000
 _NO_PROMPT = Prompt(b"", b"", "")
@@ -53,11 +54,13 @@ class HintLimits:
 
     alive_max: int
     judged_max: int
-    """Of one connection, at once."""
+    """Of one name, at once."""
     per_s: int
-    """Of one connection; so many may also come in one go."""
+    """Of one name; so many may also come in one go."""
     overdue_ns: int
     """A hint is forgotten so long after its expected start."""
+    horizon_ns: int
+    """A start further away is no start."""
 
 
 @dataclass(slots=True)
@@ -72,6 +75,34 @@ class HintCounts:
     """A prefetch was planned."""
 
 
+class Allowance:
+    """What one engine, or one gateway over all its sessions, may still ask for."""
+
+    def __init__(self, limits: HintLimits, clock: Clock) -> None:
+        self._limits = limits
+        self._clock = clock
+        self._left = float(limits.per_s)
+        self._counted_ns = clock()
+        self.alive = 0
+        self.judging = 0
+
+    def take(self) -> bool:
+        """Whether one more hint may be looked at now. Asking costs one of the second's."""
+        now_ns, per_s = self._clock(), self._limits.per_s
+        regained = (now_ns - self._counted_ns) * per_s / NS
+        self._left = min(per_s, self._left + regained)
+        self._counted_ns = now_ns
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return self.alive < self._limits.alive_max and self.judging < self._limits.judged_max
+
+
+def _never() -> bool:
+    """There is always room."""
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class HintDesk:
     """What the hints of every connection share."""
@@ -83,6 +114,8 @@ class HintDesk:
     limits: HintLimits
     stance: Callable[[str, str], Stance] = unrestricted
     """What is in force for an engine and a tenant now."""
+    crowded: Callable[[], bool] = _never
+    """Whether the audit spool has better uses for its room."""
     counts: HintCounts = field(default_factory=HintCounts)
 
 
@@ -95,13 +128,11 @@ class _Hinted:
 class Hints:
     """The hints of one connection. Leave with `close`."""
 
-    def __init__(self, desk: HintDesk, facts: Facts) -> None:
+    def __init__(self, desk: HintDesk, facts: Facts, allowance: Allowance | None = None) -> None:
         self._desk = desk
         self._facts = facts
         self._alive: dict[str, _Hinted] = {}
-        self._judging = 0
-        self._allowed = float(desk.limits.per_s)
-        self._counted_ns = desk.clock()
+        self._allowance = allowance or Allowance(desk.limits, desk.clock)
         desk.live.add(self._live)
 
     def __len__(self) -> int:
@@ -117,19 +148,19 @@ class Hints:
         desk.counts.taken += 1
         self._forget_overdue(now)
         self.drop(frame.hint)
-        limits = desk.limits
+        limits, start_ns = desk.limits, max(0, frame.start_in_ms) * _MS
         if (
-            not self._in_time(now)
+            not self._allowance.take()
             or not frame.hint.isprintable()
-            or len(self._alive) >= limits.alive_max
-            or self._judging >= limits.judged_max
+            or start_ns > limits.horizon_ns
+            or desk.crowded()
         ):
             desk.counts.dropped += 1
             return
-        start_ns = max(0, frame.start_in_ms) * _MS
         request = Request(frame.hint)
         self._alive[frame.hint] = _Hinted(request, now + start_ns + limits.overdue_ns)
-        self._judging += 1
+        self._allowance.alive += 1
+        self._allowance.judging += 1
         judging = tasks.create_task(self._judge(request, frame, now + start_ns), name="hint")
         judging.add_done_callback(self._judged)
 
@@ -137,6 +168,7 @@ class Hints:
         """The request will not come."""
         hinted = self._alive.pop(name, None)
         if hinted is not None:
+            self._allowance.alive -= 1
             hinted.request.cancel(self._desk.clock())
 
     def close(self) -> None:
@@ -144,16 +176,6 @@ class Hints:
         for name in tuple(self._alive):
             self.drop(name)
         self._desk.live.remove(self._live)
-
-    def _in_time(self, now_ns: int) -> bool:
-        per_s = self._desk.limits.per_s
-        regained = (now_ns - self._counted_ns) * per_s / NS
-        self._allowed = min(per_s, self._allowed + regained)
-        self._counted_ns = now_ns
-        if self._allowed < 1:
-            return False
-        self._allowed -= 1
-        return True
 
     async def _judge(self, request: Request, frame: Hint, start_ns: int) -> None:
         desk, facts = self._desk, self._facts()
@@ -178,23 +200,27 @@ class Hints:
 
     def _begin(self, request: Request, judged: Judged, facts: EngineFacts, start_ns: int) -> None:
         desk = self._desk
-        if not desk.stance(facts.engine, judged.grant.tenant).prefetches:
-            return
-        request.prefetch = desk.prefetcher.begin(
-            judged.grant.jti,
-            request.fence,
-            addresses_of(judged, facts),
-            start_in_ns=max(0, start_ns - desk.clock()),
-        )
-        desk.counts.begun += request.prefetch is not None
+        if desk.stance(facts.engine, judged.grant.tenant).prefetches:
+            request.prefetch = desk.prefetcher.begin(
+                judged.grant.jti,
+                request.fence,
+                addresses_of(judged, facts),
+                start_in_ns=max(0, start_ns - desk.clock()),
+                tenant=judged.grant.tenant,
+            )
+        if request.prefetch is None:
+            self._forget(request)
+        else:
+            desk.counts.begun += 1
 
     def _judged(self, _: asyncio.Task[None]) -> None:
-        self._judging -= 1
+        self._allowance.judging -= 1
 
     def _forget(self, request: Request) -> None:
         found = self._alive.get(request.name)
         if found is not None and found.request is request:
             del self._alive[request.name]
+            self._allowance.alive -= 1
 
     def _forget_overdue(self, now_ns: int) -> None:
         for name, hinted in tuple(self._alive.items()):
@@ -206,34 +232,6 @@ class Hints:
         """For an invalidation; nobody is told that a hint was fenced."""
         for hinted in tuple(self._alive.values()):
             yield LiveRequest(hinted.request, _tell_nobody)
-
-
-class GatewaySession:
-    """`Hint` and `Unhint` of a gateway, for one engine."""
-
-    def __init__(self, desk: HintDesk, facts: Facts, connection: Connection) -> None:
-        self._connection = connection
-        self._hints = Hints(desk, facts)
-
-    async def serve(self) -> None:
-        """Until the connection ends; then its hints do."""
-        try:
-            async with asyncio.TaskGroup() as self._tasks:
-                await self._connection.serve(self._handle)
-                end_session()
-        except* SessionOver:
-            pass
-        finally:
-            self._hints.close()
-
-    async def _handle(self, frame: EngineFrame) -> None:
-        match frame:
-            case Hint():
-                self._hints.take(frame, self._tasks)
-            case Unhint(name):
-                self._hints.drop(name)
-            case _:
-                raise ProtocolViolation("not a gateway's frame", field="frame")
 
 
 def addresses_of(judged: Judged, facts: EngineFacts) -> list[BlockAddress]:

@@ -8,6 +8,8 @@ Rules:
 - It begins in a window before its expected start (`sidecar.prefetch_window`), in the order of the
   chain, a few at a time. What the budget refuses is left to the load: the part in front is
   useful alone, since a load reads in the same order.
+- Places are bounded overall, for each tenant, and for hints, so that what starts far ahead keeps
+  nobody's request from its prefetch.
 - Every reservation is given back by the ledger (`sidecar.prefetch_ledger`) when its block settles.
   A block under way settles when `onboard` has been left, so that its room is free by then; each
   read has a time limit, and what is unread expires.
@@ -19,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -43,6 +45,7 @@ from strongroom.identity import ComponentId
 
 _log = logging.getLogger(__name__)
 _PLAN_STEP = 64
+_NOBODY = ComponentId("")
 
 
 @dataclass(eq=False, slots=True)
@@ -53,6 +56,7 @@ class Prefetch:
     fence: Fence
     addresses: tuple[BlockAddress, ...]
     start_ns: int | None
+    tenant: ComponentId
     _prefetcher: Prefetcher
     overtaken: bool = False
     """The load is here: nothing more is issued than what is under way."""
@@ -80,6 +84,8 @@ class Prefetcher:
         self._turns = asyncio.Semaphore(settings.readers)
         self._running: dict[Prefetch, asyncio.Task[None]] = {}
         self._by_grant: dict[str, set[Prefetch]] = {}
+        self._pending: Counter[ComponentId] = Counter()
+        self._hinted: Counter[ComponentId] = Counter()
         self._paused: dict[str, None] = {}
         self._tasks: asyncio.TaskGroup | None = None
 
@@ -113,21 +119,26 @@ class Prefetcher:
         fence: Fence,
         addresses: Iterable[BlockAddress],
         start_in_ns: int | None = None,
+        *,
+        tenant: ComponentId = _NOBODY,
     ) -> Prefetch | None:
         """Bring what of `addresses` is on NVMe alone. Returns at once; None when it is refused.
 
         `grant` is the id of the grant that was judged; a load under it is told by it. Without
-        `start_in_ns` the request is expected at any moment.
+        `start_in_ns` the request is here already; with it, this is a hint.
         """
-        denial = self._denial(start_in_ns)
+        denial = self._denial(start_in_ns, tenant)
         if denial is not None:
             self._ledger.counts.refuse(denial)
             return None
         assert self._tasks is not None
         start_ns = None if start_in_ns is None else self._clock() + max(0, start_in_ns)
-        made = Prefetch(grant, fence, tuple(addresses), start_ns, self)
+        made = Prefetch(grant, fence, tuple(addresses), start_ns, tenant, self)
         task = self._tasks.create_task(self._run(made), name="prefetch")
         self._running[made] = task
+        self._pending[tenant] += 1
+        if start_ns is not None:
+            self._hinted[tenant] += 1
         self._by_grant.setdefault(grant, set()).add(made)
         # Here and not in the task, which never runs if it is cancelled before its first step.
         task.add_done_callback(lambda _: self._over(made))
@@ -305,19 +316,30 @@ class Prefetcher:
 
     # Inside
 
-    def _denial(self, start_in_ns: int | None) -> Denial | None:
+    def _denial(self, start_in_ns: int | None, tenant: ComponentId) -> Denial | None:
         if self._paused or self._tasks is None:
             return Denial.PAUSED
         if isinstance(self._waste.state, CoolingDown):
             return Denial.WASTE
         if len(self._running) >= self._settings.pending_max:
             return Denial.PENDING
+        if self._pending[tenant] >= self._settings.tenant_pending_max:
+            return Denial.TENANT_PENDING
+        if start_in_ns is not None and (
+            self._hinted[tenant] >= self._settings.tenant_hints_max
+            or self._hinted.total() >= self._settings.hints_max
+        ):
+            # What waits for its start long before it leaves room for requests that are here.
+            return Denial.TENANT_PENDING
         if start_in_ns is not None and start_in_ns > self._settings.horizon_ns:
             return Denial.LATE
         return None
 
     def _over(self, prefetch: Prefetch) -> None:
         self._running.pop(prefetch, None)
+        self._pending -= Counter({prefetch.tenant: 1})
+        if prefetch.start_ns is not None:
+            self._hinted -= Counter({prefetch.tenant: 1})
         of_grant = self._by_grant.get(prefetch.grant)
         if of_grant is not None:
             of_grant.discard(prefetch)
@@ -339,5 +361,9 @@ class Prefetcher:
     async def _sweep_always(self) -> None:
         while True:
             await asyncio.sleep(self._settings.sweep_s)
-            for _ in self.sweep():
-                await asyncio.sleep(0)
+            try:
+                for _ in self.sweep():
+                    await asyncio.sleep(0)
+            except Exception:  # noqa: BLE001 - as in `_run`
+                self._ledger.counts.crashed += 1
+                _log.exception("a sweep failed")

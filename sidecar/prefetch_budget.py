@@ -29,6 +29,8 @@ class Denial(StrEnum):
     PAUSED = "paused"
     PENDING = "pending"
     """Too many prefetches are planned already."""
+    TENANT_PENDING = "tenant_pending"
+    """Too many of this tenant are, or too many hints."""
     LATE = "late"
     """Expected to start beyond the horizon of a hint."""
 

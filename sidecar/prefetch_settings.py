@@ -30,6 +30,21 @@ class PrefetchSettings:
     window: WindowSettings = field(default_factory=WindowSettings)
     waste: WasteSettings = field(default_factory=WasteSettings)
 
+    @property
+    def tenant_pending_max(self) -> int:
+        """Of one tenant: half of all."""
+        return max(1, self.pending_max // 2)
+
+    @property
+    def hints_max(self) -> int:
+        """Hints among them: half of all."""
+        return max(1, self.pending_max // 2)
+
+    @property
+    def tenant_hints_max(self) -> int:
+        """Hints of one tenant."""
+        return max(1, self.pending_max // 8)
+
 
 def prefetch_settings(settings: SidecarSettings) -> PrefetchSettings:
     """The sidecar's settings as prefetching needs them."""

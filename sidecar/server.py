@@ -21,8 +21,8 @@ from functools import partial
 from pathlib import Path
 
 from sidecar.connection import Connection, failure_frame
+from sidecar.gateways import Gateways
 from sidecar.hello import Doorkeeper, GatewayGreeting, Greeting
-from sidecar.hints import GatewaySession
 from sidecar.session import SchedulerSession, Sessions, SessionSet, WorkerSession
 from sidecar.slots import Rooms, Slots
 from sidecar.state import private_directory
@@ -84,6 +84,8 @@ class Server:
         self._doorkeeper = doorkeeper
         self._sessions = sessions
         self._limits = limits
+        # An engine has two connections and more; a gateway has one for each engine.
+        self._gateways = Gateways(sessions.hints, limits.connections_max // 4)
         self.counts = ServerCounts()
         self._open: set[asyncio.Task[None]] = set()
 
@@ -195,13 +197,14 @@ class Server:
         return frame
 
     async def _gateway(self, peer: socket.socket, greeting: GatewayGreeting) -> None:
-        # A session of its own: it is told nothing of the engine's.
-        connection = self._welcome(peer, secrets.token_hex(16), None)
-        if connection is None:
-            return
-        facts = partial(self._sessions.facts, greeting.engine)
-        await GatewaySession(self._sessions.hints, facts, connection).serve()
-        self._count_failure(connection)
+        with self._gateways.admitted(greeting):
+            # A session of its own: it is told nothing of the engine's.
+            connection = self._welcome(peer, secrets.token_hex(16), None)
+            if connection is None:
+                return
+            facts = partial(self._sessions.facts, greeting.engine)
+            await self._gateways.serve(greeting, facts, connection)
+            self._count_failure(connection)
 
     async def _session(
         self,

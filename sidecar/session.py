@@ -311,7 +311,10 @@ class SchedulerSession:
             return
         if not request.transfers and prefetcher.concerns(judged.hit.tier):
             request.prefetch = prefetcher.begin(
-                judged.grant.jti, request.fence, addresses_of(judged, facts)
+                judged.grant.jti,
+                request.fence,
+                addresses_of(judged, facts),
+                tenant=judged.grant.tenant,
             )
 
     async def _refuse(self, frame: Open, name: str, reason: Reason) -> None:

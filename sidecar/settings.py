@@ -184,11 +184,11 @@ class SidecarSettings(BaseSettings):
     prefetch_bandwidth_bytes_s: Annotated[float, Field(gt=0)] = 500e6
     """What is assumed of the device before the first prefetch has measured it."""
     hints_max: Count = 1024
-    """Hints of one connection that are alive."""
+    """Hints of one engine or gateway that are alive."""
     hints_judged_max: Count = 8
-    """Hints of one connection being judged at once; more are dropped."""
+    """Hints of one engine or gateway being judged at once; more are dropped."""
     hints_per_s: Count = 500
-    """Hints that one connection may give in a second; more are dropped."""
+    """Hints that one engine or gateway may give in a second; more are dropped."""
 
     # Watching, degradation and breakers (sidecar/pressure.py, sidecar/breaker.py).
     watch_interval_s: Seconds = 1.0

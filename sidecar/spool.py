@@ -223,6 +223,16 @@ class Spool:
         """Bytes of all segments."""
         return sum(segment.size for segment in self._segments)
 
+    @property
+    def crowded(self) -> bool:
+        """Whether what could be left out should be: a quarter of the queue, or half of the room,
+        is taken.
+        """
+        return (
+            self._queue.qsize() * 4 >= self._queue.maxsize
+            or self.size_bytes * 2 >= self._settings.bytes_max
+        )
+
     def statistics(self) -> SpoolStatistics:
         return SpoolStatistics(
             self.spool,

@@ -605,6 +605,123 @@ async def test_a_load_that_waits_for_a_prefetch_ends_when_it_is_cancelled(tmp_pa
             assert apart.settled()
 
 
+async def test_far_hints_of_one_tenant_leave_others_their_prefetch(tmp_path: Path) -> None:
+    async with harness(tmp_path, prefetch_pending_max=16, hints_judged_max=64) as world:
+        engine = await world.engine()
+        granted = world.control.grant(world.tenant, PROMPT)
+        assert await engine.compute_and_save("saved", granted) == BLOCKS
+        async with set_apart(Stored(world, engine, PROMPT)) as apart:
+            gateway = await apart.gateway()
+            for number in range(32):
+                gateway.send(hint(granted, name=f"far-{number}", start_in_ms=290_000))
+            await until(lambda: sum(apart.prefetch.refused.values()) == 30)
+            denied = dict(apart.prefetch.refused)
+            assert denied == {Denial.TENANT_PENDING: 30}
+            assert apart.prefetch.pending == 2
+            # The tenant's own request is not refused for its hints' sake, nor is anybody else's.
+            assert (await engine.open("r", granted)).tokens == 288
+            await until(lambda: apart.prefetch.issued > 0)
+            assert world.sidecar.server._gateways._allowances[GATEWAY].alive == 2
+            await gateway.close()
+            await apart.quiet()
+
+
+async def test_a_hint_that_starts_after_any_grants_end_is_dropped_and_not_kept(
+    apart: Apart,
+) -> None:
+    apart.scheduler.send(hint(apart.stored.grant(), start_in_ms=2**62))
+    await judged(apart, 1)
+    assert apart.world.sidecar.sessions.hints.counts.dropped == 1
+    (joined,) = apart.world.sidecar.sessions
+    assert joined.scheduler is not None
+    assert len(joined.scheduler._hints) == 0
+
+
+async def test_a_hint_of_which_no_prefetch_comes_is_not_kept(apart: Apart) -> None:
+    apart.world.sidecar.prefetcher.pause("a test")
+    apart.scheduler.send(hint(apart.stored.grant()))
+    await until(lambda: apart.prefetch.refused.get(Denial.PAUSED) == 1)
+    (joined,) = apart.world.sidecar.sessions
+    assert joined.scheduler is not None
+    assert len(joined.scheduler._hints) == 0
+
+
+async def test_a_hint_is_dropped_while_the_spool_is_crowded(
+    apart: Apart, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool = apart.world.sidecar.spool
+    records = spool.next_count
+    crowded = replace(spool._settings, bytes_max=spool.size_bytes * 2)
+    with monkeypatch.context() as full:
+        full.setattr(spool, "_settings", crowded)
+        apart.scheduler.send(hint(apart.stored.grant(), name="one"))
+        await judged(apart, 1)
+        assert apart.world.sidecar.sessions.hints.counts.dropped == 1
+        assert spool.next_count == records
+    apart.scheduler.send(hint(apart.stored.grant(), name="two"))
+    await judged(apart, 2)
+    assert apart.world.sidecar.sessions.hints.counts.begun == 1
+
+
+# Gateways and their sessions
+
+
+async def test_one_gateway_does_not_shut_out_engines_and_its_newest_session_counts(
+    tmp_path: Path,
+) -> None:
+    async with harness(tmp_path, connections_max=16) as world:
+        token = secrets.token_urlsafe(32)
+        for name in (GATEWAY, "gateway-2"):
+            path = world.directory / "tokens" / f"{name}.gateway"
+            path.touch(mode=0o600)
+            path.write_text(token)
+
+        async def greet(name: str, engine: str) -> Wire:
+            hello = Greet(PROTOCOL_VERSION, name, token, engine)
+            return await Wire.connect(world.socket_path, hello)  # type: ignore[arg-type]
+
+        first = await greet(GATEWAY, ENGINE)
+        for _ in range(40):
+            newer = await greet(GATEWAY, ENGINE)
+            assert (await first.expect(Failure)).code == "conflict"
+            await first.close()
+            first = newer
+        others = [await greet(GATEWAY, "another")]
+        # Two of four places: the rest is left to other gateways.
+        with pytest.raises(RefusedHello):
+            await greet(GATEWAY, "a-third")
+        others += [await greet("gateway-2", ENGINE), await greet("gateway-2", "another")]
+        engine = await world.engine()
+        assert (await engine.open("r", world.control.grant(world.tenant, PROMPT))).allowed
+        for wire in (first, *others):
+            await wire.close()
+        await until(lambda: not world.sidecar.server._gateways._open)
+        await (await greet(GATEWAY, "a-third")).close()
+
+
+async def test_what_a_gateway_may_ask_for_is_counted_over_all_its_sessions(
+    tmp_path: Path,
+) -> None:
+    async with harness(tmp_path, hints_max=2) as world:
+        engine = await world.engine()
+        granted = world.control.grant(world.tenant, PROMPT)
+        assert await engine.compute_and_save("saved", granted) == BLOCKS
+        async with set_apart(Stored(world, engine, PROMPT)) as apart:
+            counts = world.sidecar.sessions.hints.counts
+            one, two = await apart.gateway(), await apart.gateway(engine="another")
+            for number in range(2):
+                one.send(hint(granted, name=f"h{number}", start_in_ms=60_000))
+            await until(lambda: counts.begun == 2)
+            two.send(hint(granted, name="h9", start_in_ms=60_000))
+            await until(lambda: counts.dropped == 1)
+            await one.close()
+            await until(lambda: not apart.prefetch.pending)
+            apart.scheduler.send(hint(granted, name="mine", start_in_ms=60_000))
+            # An engine's allowance is its own.
+            await until(lambda: counts.begun == 3)
+            await two.close()
+
+
 async def test_damage_that_a_prefetch_finds_is_on_record_and_trips_as_damage_that_a_load_finds(
     tmp_path: Path,
 ) -> None:
