@@ -166,11 +166,17 @@ def sidecar_settings(**values: object) -> SidecarSettings:
     return load_settings(None, **given)
 
 
-async def _until_stopped(settings: SidecarSettings, console: Console) -> None:
+def _told_to_stop() -> asyncio.Event:
+    """Set by SIGTERM and SIGINT, from now on."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    return stop
+
+
+async def _until_stopped(settings: SidecarSettings, console: Console) -> None:
+    stop = _told_to_stop()
     async with _sidecar_running(settings, console):
         await stop.wait()
 
@@ -191,7 +197,11 @@ async def _serve(settings: ServiceSettings, console: Console) -> None:
 
 
 async def _up(settings: ServiceSettings, place: Embedded, console: Console) -> None:
-    async with _listening(settings) as (server, listening), asyncio.TaskGroup() as tasks:
+    stop = _told_to_stop()
+    async with (
+        _listening(settings, guest=True) as (server, listening),
+        asyncio.TaskGroup() as tasks,
+    ):
         url = _url(listening)
         serving = tasks.create_task(server.serve([listening]), name="service")
         await server.answering.wait()
@@ -209,14 +219,17 @@ async def _up(settings: ServiceSettings, place: Embedded, console: Console) -> N
             async with _sidecar_running(sidecar_settings(**values), console):
                 console.print(f"service on {url}", highlight=False)
                 _say_how_to_connect(place, console)
-                await serving
+                # The sidecar ends first: it needs the service to the last.
+                stopping = tasks.create_task(stop.wait(), name="stop")
+                await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
+                stopping.cancel()
         finally:
             server.should_exit = True
 
 
 @contextlib.asynccontextmanager
 async def _listening(
-    settings: ServiceSettings,
+    settings: ServiceSettings, *, guest: bool = False
 ) -> AsyncIterator[tuple[_Server, socket.socket]]:
     """The application, started, and a bound socket for it.
 
@@ -233,7 +246,7 @@ async def _listening(
                 access_log=False,  # paths hold tenants' ids; the audit is the record of access
                 timeout_graceful_shutdown=5,
             )
-            yield _Server(config), listening
+            yield _Server(config, guest=guest), listening
 
 
 def _url(listening: socket.socket) -> str:
@@ -275,11 +288,15 @@ def _say_how_to_connect(place: Embedded, console: Console) -> None:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, saying when it answers."""
+    """uvicorn, saying when it answers; as a guest it leaves signals to the process."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, *, guest: bool) -> None:
         super().__init__(config)
         self.answering = asyncio.Event()
+        self._guest = guest
+
+    def capture_signals(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
+        return contextlib.nullcontext() if self._guest else super().capture_signals()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
