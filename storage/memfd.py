@@ -70,6 +70,8 @@ class MemoryFile:
         check_numa_node(options.numa_node)
         self.name = name
         self.locked = False
+        self.small_pages = ""
+        """Why it has no huge pages of either kind, where some were asked for; else empty."""
         self._lock = options.lock
         self.huge = options.huge_pages and size >= HUGE_PAGE and self._open_huge(size)
         if not self.huge:
@@ -141,10 +143,12 @@ class MemoryFile:
             self._map.madvise(mmap.MADV_HUGEPAGE)
             mode = _SHMEM_HUGE.read_text()
         except OSError as error:
-            _log.info("%s: no transparent huge pages: %s", self.name, error.strerror)
-            return
-        if "[never]" in mode or "[deny]" in mode:
-            _log.info("%s: no transparent huge pages: %s is off", self.name, _SHMEM_HUGE)
+            self.small_pages = error.strerror or "refused"
+        else:
+            if "[never]" in mode or "[deny]" in mode:
+                self.small_pages = f"{_SHMEM_HUGE} is off"
+        if self.small_pages:
+            _log.info("%s: no transparent huge pages: %s", self.name, self.small_pages)
 
     def _bind(self, node: int) -> None:
         number = _MBIND_CALLS.get(platform.machine())

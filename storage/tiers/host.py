@@ -12,6 +12,7 @@ was lowered it gives up at most twice what comes in, so that it comes down step 
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import (
     AsyncIterator,
@@ -51,6 +52,7 @@ from strongroom.clock import Clock
 from strongroom.errors import Missing, Overloaded
 from strongroom.identity import ComponentId, NamespaceId
 
+_log = logging.getLogger(__name__)
 _EVICTION: Final = EvictionSettings()
 _AS_USUAL: Final = Retention()
 
@@ -85,6 +87,12 @@ class HostTier:
         self._arena = MemoryFile(
             "strongroom-arena", rounded(capacity_bytes), memory or MemoryOptions(lock=lock_memory)
         )
+        if self._arena.small_pages:
+            # Once a start, for the largest file; staging meets the same in every connection.
+            _log.warning(
+                "host memory has no huge pages, which costs speed alone: none in the pool, and %s",
+                self._arena.small_pages,
+            )
         self._room = Slabs(self._arena.size)
         self._clock = clock
         self._pin_ns = pin_ns

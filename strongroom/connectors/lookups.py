@@ -168,7 +168,9 @@ class Lookups:
     @property
     def loading(self) -> bool:
         """Whether some request waits for a load or for its verdict. For the scheduling thread."""
-        return any(known.loading or known.asks for known in self._known.values())
+        return any(
+            known.loading or (known.asks and not known.skips) for known in self._known.values()
+        )
 
     # The engine's hooks, in the order of a request's life.
 

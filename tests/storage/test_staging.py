@@ -10,6 +10,7 @@ import resource
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from storage.memfd import MemoryFile, MemoryOptions, check_numa_node
 from storage.memory import wipe
 from storage.slabs import Slabs, size_class
 from storage.staging import Staging
+from storage.tiers.host import HostTier
 from strongroom.errors import Misuse
 
 
@@ -177,6 +179,7 @@ class Data(ctypes.Structure):
 libc = ctypes.CDLL(None, use_errno=True)
 assert libc.capset(ctypes.byref(Header(0x20080522, 0)), (Data * 2)()) == 0
 from storage.staging import Staging
+from storage.tiers.host import HostTier
 staging = Staging(16384)
 slot = staging.reserve(4)
 staging.bytes_of(slot)[:] = b"fine"
@@ -219,6 +222,26 @@ def test_huge_pages_are_asked_for_and_the_log_says_where_there_are_none(
     without = MemoryFile("strongroom-hn", 4 * 1024 * 1024, MemoryOptions(huge_pages=False))
     assert not {"hg", "ht"} & set(vm_flags("strongroom-hn"))
     without.close()
+
+
+@pytest.mark.parametrize(("mode", "said"), [("always [never]", 1), ("[always] never", 0)])
+async def test_an_operator_is_told_once_at_start_that_there_are_no_huge_pages(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    mode: str,
+    said: int,
+) -> None:
+    setting = tmp_path / "shmem_enabled"
+    setting.write_text(mode)
+    monkeypatch.setattr("storage.memfd._SHMEM_HUGE", setting)
+    monkeypatch.setattr(MemoryFile, "_open_huge", lambda *_: False)
+    with caplog.at_level(logging.WARNING):
+        tier = HostTier(4 * 1024 * 1024, time.monotonic_ns, pin_ns=1, lock_memory=False)
+        for _ in range(2):  # connections, each with staging of its own
+            Staging(4 * 1024 * 1024, MemoryOptions(lock=False)).close()
+    await tier.close()
+    assert caplog.text.count("no huge pages") == said
 
 
 def resident_bytes(name: str) -> int:
