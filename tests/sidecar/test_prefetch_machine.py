@@ -66,9 +66,11 @@ class Script:
         try:
             yield _Arrivals(self, addresses, fence)
         finally:
-            if self.leaving_slowly:
-                await asyncio.sleep(0)
-            self.inside -= 1
+            try:
+                if self.leaving_slowly:
+                    await asyncio.sleep(0)
+            finally:  # also for who is cancelled a second time, as the real one
+                self.inside -= 1
 
 
 class _Arrivals:
