@@ -163,3 +163,28 @@ async def test_a_fence_drops_what_was_promised_and_a_live_request_keeps_it(tmp_p
         )
         assert await world.sidecar.log.reach(world.control.epoch, entry.seq, 20)
         assert backlog.restoring_bytes(TierName.HOST) == 0
+
+
+def test_probes_that_change_nothing_get_rarer() -> None:
+    clock = ManualClock()
+    appraiser = Appraiser(clock)
+    for _ in range(40):
+        clock.advance(0.5)
+        appraiser.observe_restore(TierName.NVME, 32 * 2**20, 0.0, 0.5)
+    appraiser.observe_report("e", Report(9, 9, 0, 0, 100_000, 1_000_000, 0, 0))
+
+    def probed() -> bool:
+        probe = appraiser.choose("e", "1", offer()).why is Why.PROBE
+        appraiser.dropped("e", "1")
+        return probe
+
+    assert not probed()
+    clock.advance(100)  # nothing is known any more
+    assert probed()
+    assert not probed()
+    clock.advance(61)
+    assert probed()
+    clock.advance(61)
+    assert not probed()
+    clock.advance(61)
+    assert probed()

@@ -170,3 +170,14 @@ def test_prompts_that_are_owed_are_bounded_in_number() -> None:
     for number in range(10):
         backlog.promise("e", str(number), {}, 5)
     assert backlog.owed_tokens("e") == 15
+
+
+def test_what_was_computed_beyond_the_oldest_is_taken_from_the_next() -> None:
+    clock = ManualClock()
+    backlog = Backlog(clock)
+    backlog.reported("e", report(0, 0, 0))
+    backlog.promise("e", "old", {}, 1000)
+    backlog.promise("e", "new", {}, 500)
+    clock.advance(1)
+    backlog.reported("e", report(1200, 1_000_000, 2))
+    assert backlog.owed_tokens("e") == 300

@@ -175,3 +175,12 @@ def test_blocks_of_many_sizes_are_known_when_there_are_enough_in_all() -> None:
     known = model.latency(TierName.NVME, MIB, 0.5)
     assert known is not None
     assert known.value == pytest.approx(0.01, rel=0.1)
+
+
+def test_the_first_report_of_another_life_counts_whole() -> None:
+    model = CostModel(ManualClock(), SETTINGS)
+    model.observe_report("e", Report(9, 9, 0, 0, 16_000, 1_600_000, 0, 0))
+    model.observe_report("e", Report(9, 9, 0, 0, 1_000, 1_000_000, 0, 0))
+    known = model.prefill_per_token("e", 1_000, 0.5)
+    assert known is not None
+    assert known.value == pytest.approx(1e-3, rel=0.05)

@@ -248,3 +248,11 @@ def test_what_is_given_up_for_others_makes_no_request_a_slow_one() -> None:
     assert decision.ours_s <= 1.5 * least
     unbound = decide(offer(nvme=16), dear, Lean.RESTORE, DecisionSettings(sacrifice=100.0))
     assert unbound.ours_s > 1.5 * least
+
+
+def test_a_little_that_gains_next_to_nothing_is_not_brought() -> None:
+    slow = prices(nvme=price(1e7))
+    long = offer(host=1, nvme=15, rest=20_000)
+    assert isinstance(decide(long, slow, Lean.RECOMPUTE), Recompute)
+    greedy = decide(long, slow, Lean.RECOMPUTE, DecisionSettings(gain_min=0.0))
+    assert greedy.tokens == BLOCK_TOKENS

@@ -150,3 +150,15 @@ async def test_requests_that_have_finished_do_not_fill_the_limit_on_open_ones(
         assert joined.requests.get("5") is not None
         assert joined.requests.finished_bytes <= 4096
         assert not (await engine.open("more", granted)).allowed
+
+
+async def test_requests_that_have_finished_do_not_count_as_open(tmp_path: Path) -> None:
+    async with harness(tmp_path, requests_max=2) as world:
+        engine = await world.engine()
+        granted = world.control.grant(world.tenant, range(64))
+        for number in range(3):
+            assert (await engine.open(str(number), granted)).allowed
+            engine.scheduler.send(Finish(str(number)))
+        assert (await engine.open("a", granted)).allowed
+        assert (await engine.open("b", granted)).allowed
+        assert not (await engine.open("c", granted)).allowed
