@@ -139,7 +139,7 @@ def _sketch() -> LogCollapsingLowestDenseDDSketch:
     return LogCollapsingLowestDenseDDSketch(_RELATIVE_ERROR, _BINS_MAX)
 
 
-class Share:
+class Busy:
     """How busy something was over the last seconds: the share of time, 0 to 1."""
 
     __slots__ = ("_as_of_ns", "_value")
@@ -173,7 +173,7 @@ class _Restores:
         self.total = {each: Fading(half) for each in _BYTES_CLASSES}
         self.drain = Fading(half)
         """Seconds a byte while the tier was busy, whatever ran side by side, weighted by bytes."""
-        self.busy = Share()
+        self.busy = Busy()
         self.busy_until_ns = 0
         self.slice_ns = 0
         self.slice_bytes = 0
@@ -185,7 +185,7 @@ class _Prefills:
     def __init__(self, settings: CostSettings) -> None:
         self.per_token = {each: Fading(settings.half_window_s) for each in _TOKENS_CLASSES}
         self.reports = Fading(settings.half_window_s)
-        self.busy = Share()
+        self.busy = Busy()
         self.earlier: Report | None = None
 
 

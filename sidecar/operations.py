@@ -28,7 +28,7 @@ from urllib.parse import parse_qs
 
 import msgspec
 
-from sidecar.breaker import Armed, Condition
+from sidecar.conditions import Armed, Condition
 from sidecar.events import json_lines
 from sidecar.metrics import CONTENT_TYPE, Snapshot, exposition
 from sidecar.server import listening

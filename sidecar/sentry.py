@@ -19,7 +19,8 @@ from collections import OrderedDict
 from collections.abc import Collection
 from typing import Final, Protocol
 
-from sidecar.breaker import Condition, Crossed, Deleted
+from sidecar.breaker import Crossed, Deleted
+from sidecar.conditions import Condition
 from sidecar.events import EventKind, Events
 from strongroom.grant import GrantClaims
 from strongroom.identity import ComponentId, NamespaceId

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from sidecar import measures
-from sidecar.breaker import Condition
+from sidecar.conditions import Condition
 from sidecar.patience import PrefetchPolicy
 from strongroom.errors import Misuse
 from strongroom.limits import (

@@ -15,8 +15,9 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from sidecar.breaker import Armed, Breakers, BreakerState, Condition
+from sidecar.breaker import Breakers
 from sidecar.clocks import Clocks
+from sidecar.conditions import Armed, BreakerState, Condition
 from sidecar.events import EventKind, Events
 from sidecar.gauges import Gauges
 from sidecar.latency import Latency, LatencyStatistics

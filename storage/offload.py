@@ -5,7 +5,7 @@
 Rules:
 - Every stage is bounded (`storage.offloads`). A policy that does not answer in time has said
   no. A batch is closed by number, bytes, age, the end of a request, or `drained`.
-- Until the upgrade a block is held by a weak reference alone: it may be evicted or dropped, and
+- Until the upgrade a block is held by a weak reference alone: it may be dropped or retired, and
   its handle may be cancelled at no cost, in every stage, also after batching.
 - The upgrade looks at everything once more, with no `await` before the pin: cancelled, retired,
   gone, already there. The tier asks again right before the block becomes visible there.

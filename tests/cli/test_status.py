@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 from cli import status
 from cli.api import Api
 from cli.main import app
-from sidecar.breaker import Condition
+from sidecar.conditions import Condition
 from sidecar.stance import Action
 from strongroom.errors import Misuse, Unavailable
 from strongroom.wire.frames import Report

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.breaker import Condition
+from sidecar.conditions import Condition
 from sidecar.connection import Connection
 from sidecar.stance import Action
 from storage import crypto

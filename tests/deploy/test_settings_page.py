@@ -11,7 +11,7 @@ from typing import Final
 import pytest
 from pydantic.fields import FieldInfo
 
-from sidecar.breaker import REFUSING, SCOPES, SECURITY, Condition
+from sidecar.conditions import REFUSING, SCOPES, SECURITY, Condition
 from sidecar.pressure import Gauge, Ladder, Ladders
 from sidecar.settings import SidecarSettings
 from sidecar.stance import Action

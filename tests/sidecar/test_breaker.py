@@ -9,21 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.breaker import (
-    ABOUT_MAX,
+from sidecar.breaker import ABOUT_MAX, Breakers, BreakerSettings
+from sidecar.clocks import Clocks
+from sidecar.conditions import (
     REFUSING,
     RULES,
     SCOPES,
     SECURITY,
     Armed,
-    Breakers,
-    BreakerSettings,
     Condition,
     Probation,
     Scope,
     Tripped,
 )
-from sidecar.clocks import Clocks
 from sidecar.events import EventKind, Events
 from sidecar.measures import Count, Measure, Ratio, Rise, Streak
 from sidecar.stance import Action

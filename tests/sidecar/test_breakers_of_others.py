@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from pathlib import Path
 
-from sidecar.breaker import Condition
+from sidecar.conditions import Condition
 from sidecar.stance import Action
 from strongroom.blocks import pack_tokens
 from strongroom.wire.frames import (

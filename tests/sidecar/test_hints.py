@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from policy import grants
 from policy.signing import Signer
-from sidecar.breaker import Condition, Tripped
+from sidecar.conditions import Condition, Tripped
 from sidecar.hints import HintCounts, Hints
 from sidecar.prefetch_budget import Denial
 from sidecar.prefetch_statistics import PrefetchStatistics

@@ -13,7 +13,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from sidecar.breaker import Condition
+from sidecar.conditions import Condition
 from sidecar.doorway import CONNECTIONS_MAX
 from sidecar.operations import TcpPlace, open_place, place_of
 from sidecar.stance import Action

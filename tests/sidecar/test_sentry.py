@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import sidecar.load
-from sidecar.breaker import Condition
 from sidecar.clocks import Clocks
+from sidecar.conditions import Condition
 from sidecar.events import EventKind, Events
 from sidecar.invalidation import Effect, Invalidation
 from sidecar.logstate import LogState

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from sidecar.breaker import Condition
 from sidecar.clocks import Clocks
+from sidecar.conditions import Condition
 from sidecar.events import EventKind
 from sidecar.gauges import OTHER, Gauges, TenantUse, top_tenants
 from sidecar.metrics import exposition
