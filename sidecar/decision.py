@@ -8,8 +8,8 @@ what is brought while one would have waited anyway is free. Blocks are brought f
 that a choice is a number of blocks.
 
 To that comes what the choice costs others: the time that it takes from a busy engine or a busy
-tier, times what a second there delays those who come next (rho / (1 - rho) of a server that is
-busy for the share rho). Without it each request takes what is best for itself, and a link or an
+tier, times what a second there delays those who come until it is idle: the more, the longer its
+queue (`TierPrice.shadow`, `Prices.prefill_shadow`). Without it each request takes what is best for itself, and a link or an
 engine near its limit is pushed over it. What a request gives up for others is bounded.
 
 Rules:

@@ -108,7 +108,7 @@ def test_the_command_writes_what_it_judged(tmp_path: Path) -> None:
     done = subprocess.run(
         [
             sys.executable, "-m", "benchmarks.simulate", "--costs", "recorded", "--processes", "1",
-            "--traces", "saturated_4k_c32", "--out", str(tmp_path),
+            "--traces", "saturated_2k_c32", "--out", str(tmp_path),
         ],
         capture_output=True, text=True, check=False, timeout=240,
     )  # fmt: skip
