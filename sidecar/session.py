@@ -53,7 +53,7 @@ from strongroom.wire.frames import (
 )
 from strongroom.wire.frames import Slots as SlotsFrame
 
-LOADS_AT_ONCE: Final = 8
+LOADS_AT_ONCE: Final = 2
 """Of one tenant on one connection: enough to keep the crypto threads and a disk busy."""
 
 

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from sidecar.holdings import Holdings, PerTenant
-from sidecar.session import LOADS_AT_ONCE
 from sidecar.slots import Slots, wiping_workers
 from storage.block import BlockContext
 from storage.fair import Fair
@@ -25,6 +24,8 @@ from tests.sidecar.harness import World, harness
 
 BLOCKS = 5
 FLOOD_LOADS = 30
+LOADS_AT_ONCE = 8
+"""More than is set, so that a flood stands before the turns and not before its own limit."""
 PROMPT = list(range(1000, 1300))
 A, B, C = (ComponentId(name * 32) for name in "abc")
 
@@ -72,6 +73,7 @@ async def read(world: World, ended: dict[int, LoadDone | LoadFailed], loads: int
 async def test_a_load_beside_a_flood_waits_for_turns_and_not_for_the_flood(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, fair: bool
 ) -> None:
+    monkeypatch.setattr("sidecar.session.LOADS_AT_ONCE", LOADS_AT_ONCE)
     async with harness(tmp_path) as world:
         engine = await world.engine()
         flooder, quiet = world.tenant, world.control.tenant()
