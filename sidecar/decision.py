@@ -9,8 +9,9 @@ that a choice is a number of blocks.
 
 To that comes what the choice costs others: the time that it takes from a busy engine or a busy
 tier, times what a second there delays those who come until it is idle: the more, the longer its
-queue (`TierPrice.shadow`, `Prices.prefill_shadow`). Without it each request takes what is best for itself, and a link or an
-engine near its limit is pushed over it. What a request gives up for others is bounded.
+queue (`TierPrice.shadow`, `Prices.prefill_shadow`). Without it each request takes what is best for
+itself, and a link or an engine near its limit is pushed over it. What a request gives up for others
+is bounded.
 
 Rules:
 - Everything here is pure: prices and queues are handed in as values, nothing waits, nothing is
