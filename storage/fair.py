@@ -27,7 +27,7 @@ import asyncio
 import heapq
 import itertools
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -53,6 +53,20 @@ class FairStatistics:
     tenants_waiting: int
     turns: int
     refused: int
+
+
+def together(queues: Sequence[FairStatistics]) -> FairStatistics:
+    """Several queues as one, under the first one's name; tenants as in the longest."""
+    return FairStatistics(
+        name=queues[0].name,
+        slots=sum(queue.slots for queue in queues),
+        in_turn=sum(queue.in_turn for queue in queues),
+        waiting=sum(queue.waiting for queue in queues),
+        waiting_max=sum(queue.waiting_max for queue in queues),
+        tenants_waiting=max(queue.tenants_waiting for queue in queues),
+        turns=sum(queue.turns for queue in queues),
+        refused=sum(queue.refused for queue in queues),
+    )
 
 
 @dataclass(slots=True, eq=False)

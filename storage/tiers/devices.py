@@ -6,12 +6,15 @@
 - A device that fails several times in a row is out of service for a while. Its regions take no
   writes and its blocks are misses at once, and no other device's. A folder that cannot be
   opened is out from the start; where none can, there is no tier.
+- They share one executor, and none may have all of its threads where there are several: one that
+  hangs leaves the others theirs.
 - A device whose file system has less free space than the floor takes no new writes until it
   has more.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import logging
@@ -96,6 +99,10 @@ class Devices:
         self._workers = workers
         self._clock = clock
         self._limits = limits
+        threads = workers.threads
+        self.calls_max = threads if len(devices) == 1 else max(1, threads - threads // len(devices))
+        """Calls that one device may have on the executor at once."""
+        self._calls = [asyncio.Semaphore(self.calls_max) for _ in devices]
         self._free_seen_ns: int | None = None
         self._all_well = True
         self.absent = 0
@@ -151,6 +158,11 @@ class Devices:
     def workers(self) -> Workers:
         """The executor that all of their calls run on."""
         return self._workers
+
+    @property
+    def count(self) -> int:
+        """How many devices are open."""
+        return len(self._devices)
 
     @property
     def out(self) -> int:
@@ -220,7 +232,8 @@ class Devices:
         if not self.in_service(region):
             raise Unavailable("the NVMe device is out of service", field="nvme")
         try:
-            await self._workers.run(*jobs, always=always)
+            async with self._calls[region.device]:
+                await self._workers.run(*jobs, always=always)
         except OSError as error:
             raise self._failed(device, error) from error
         device.errors_in_a_row = 0

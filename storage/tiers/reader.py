@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from storage.block import BlockAddress
-from storage.fair import Fair, FairStatistics
+from storage.fair import Fair, FairStatistics, together
 from storage.lifecycle import Pin
 from storage.tiers.catalogue import Catalogue
 from storage.tiers.coalesce import Piece, Span, coalesce
@@ -53,13 +53,17 @@ class Reader:
         pin_ns: int,
     ) -> None:
         workers = devices.workers
-        self._turns = Fair(
-            f"{workers.name}-reads",
-            workers.threads,
-            waiting_max=workers.queue_max,
-            weight=catalogue.shares.weight,
-        )
-        """One tenant's flood of reads stands before nobody else's."""
+        self._turns = [
+            Fair(
+                f"{workers.name}-reads",
+                devices.calls_max,
+                waiting_max=workers.queue_max,
+                weight=catalogue.shares.weight,
+            )
+            for _ in range(devices.count)
+        ]
+        """By device: one tenant's flood of reads stands before nobody else's, and a device that
+        hangs before no other."""
         self._catalogue = catalogue
         self._devices = devices
         self._clock = clock
@@ -69,7 +73,7 @@ class Reader:
     @property
     def turns(self) -> FairStatistics:
         """Who waits for a turn to read."""
-        return self._turns.statistics()
+        return together([turns.statistics() for turns in self._turns])
 
     async def read_many(
         self, wanted: Sequence[tuple[BlockAddress, memoryview]], done: Done
@@ -97,7 +101,7 @@ class Reader:
             async def one(piece: Piece) -> None:
                 tenant = readings[piece.spans[0].number].tenant
                 try:
-                    async with self._turns.turn(tenant, piece.nbytes):
+                    async with self._turns[piece.region.device].turn(tenant, piece.nbytes):
                         await self._read(piece, readings)
                 except Overloaded as error:
                     for span in piece.spans:

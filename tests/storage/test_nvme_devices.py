@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import itertools
@@ -10,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from storage.faulty import Call, Fail, Faulty
+from storage.faulty import Call, Fail, Faulty, Hold
 from storage.tiers.limits import NvmeLimits
 from storage.tiers.nvme import NvmeTier
 from storage.tiers.regions import RegionFiles
 from strongroom.errors import Conflict, Missing, Overloaded, Unavailable
-from tests.storage.nvme_support import check_balance, check_empties, put_many, read_all
+from tests.storage.nvme_support import check_balance, check_empties, put_many, read_all, until
 from tests.storage.support import FakeClock, context
 from tests.storage.test_recovery import RECORD, REGION, body, opened, put
 
@@ -67,6 +68,56 @@ async def test_the_log_goes_from_device_to_device(tmp_path: Path) -> None:
         assert tier.statistics().recovered == len(stored)
         for number, data in stored.items():
             assert await body(tier, context(number, room=number)) == data
+        check_empties(tier)
+
+
+async def test_a_device_that_hangs_holds_up_no_other(tmp_path: Path) -> None:
+    disks = Disks(tmp_path, "a", "b")
+    async with opened(disks.folders, regions=8, make=disks.make_files) as tier:
+        stored = await fill(tier, 4 * PER_REGION)
+        on = {d: [n for n in stored if device_of(tier, n) == d] for d in (0, 1)}
+        slow = Hold()
+        disks["a"].script(Call.READ, slow, times=None)
+        threads = tier._devices.workers.threads
+        async with asyncio.TaskGroup() as group:
+            try:
+                for number in on[0][: 2 * threads]:
+                    group.create_task(body(tier, context(number, room=number)))
+                await until(lambda: tier._devices.workers.depth == tier._devices.calls_max)
+                reads = [
+                    group.create_task(body(tier, context(number, room=number))) for number in on[1]
+                ]
+                await until(lambda: all(read.done() for read in reads))
+                assert tier.turns.waiting > 0, "of the one that hangs"
+            finally:
+                slow.let_go.set()
+        assert [read.result() for read in reads] == [stored[number] for number in on[1]]
+        assert tier.turns.waiting == tier.turns.in_turn == 0
+        check_empties(tier)
+
+
+async def test_writes_to_a_device_that_hangs_leave_the_others_their_threads(
+    tmp_path: Path,
+) -> None:
+    disks = Disks(tmp_path, "a", "b")
+    limits = NvmeLimits(transfer_bytes=RECORD)
+    async with opened(disks.folders, regions=8, make=disks.make_files, limits=limits) as tier:
+        stored = await fill(tier, 4 * PER_REGION + 1)
+        newest = device_of(tier, 4 * PER_REGION)
+        elsewhere = next(number for number in stored if device_of(tier, number) != newest)
+        slow = Hold()
+        disks["ab"[newest]].script(Call.WRITE, slow, times=None)
+        batch = [context(number, room=number) for number in range(100, 99 + PER_REGION)]
+        assert len(batch) >= tier._devices.workers.threads
+        async with asyncio.TaskGroup() as group:
+            try:
+                group.create_task(put_many(tier, batch))
+                await until(lambda: tier._devices.workers.depth >= tier._devices.calls_max)
+                read = group.create_task(body(tier, context(elsewhere, room=elsewhere)))
+                await until(read.done)
+            finally:
+                slow.let_go.set()
+        assert read.result() == stored[elsewhere]
         check_empties(tier)
 
 
