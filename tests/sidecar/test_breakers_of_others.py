@@ -50,6 +50,7 @@ async def test_hints_that_are_taken_back_cost_no_other_tenant_its_cache(tmp_path
         watch_interval_s=3600,
         prefetch_bytes=4 * MIB,
         prefetch_tenant_bytes=4 * MIB,
+        prefetch_waste_min=40,
     ) as world:
         engine = await world.engine()
         token = world.directory / "tokens" / "gw.gateway"
@@ -57,9 +58,9 @@ async def test_hints_that_are_taken_back_cost_no_other_tenant_its_cache(tmp_path
         token.write_text(secrets.token_urlsafe(32))
         victim = world.control.tenant()
         assert await engine.compute_and_save("v", world.control.grant(victim, PROMPT)) == 5
-        prompt = list(range(64 * 110))
+        prompt = list(range(64 * 60))
         wasteful = world.control.grant(world.tenant, prompt)
-        assert await engine.compute_and_save("w", wasteful) == 110
+        assert await engine.compute_and_save("w", wasteful) == 60
         store = world.sidecar.store
         await store.flush()
         host = store._residency.host
@@ -69,9 +70,9 @@ async def test_hints_that_are_taken_back_cost_no_other_tenant_its_cache(tmp_path
         gateway = await Wire.connect(world.socket_path, hello)  # type: ignore[arg-type]
         packed = pack_tokens(prompt)
         gateway.send(Hint("h", wasteful.token, wasteful.salt, packed, "none", 1000))
-        await until(lambda: world.sidecar.statistics().prefetch.completed >= 100)
+        await until(lambda: world.sidecar.statistics().prefetch.completed >= 50)
         gateway.send(Unhint("h"))
-        await until(lambda: world.sidecar.statistics().prefetch.wasted >= 100)
+        await until(lambda: world.sidecar.statistics().prefetch.wasted >= 50)
         await gateway.close()
         watch = world.sidecar.watch
         assert len(watch.breakers.tripped_for(Condition.PREFETCH_WASTE)) == 1
