@@ -330,6 +330,7 @@ def _build(
     )
     damage = Damage(audit, watch.damaged)
     store.tell_quarantined(damage.found)
+    invalidation.told = watch.journal.invalidated
     follower = Follower(
         client,
         log,

@@ -84,6 +84,10 @@ def _nobody(_: Collection[NamespaceId]) -> None:
     """Nobody asked to be told."""
 
 
+def _untold(_kind: str, _seq: int, _namespaces: int, _requests: int, _transfers: int) -> None:
+    """Nobody asked to be told."""
+
+
 class Invalidation:
     """Applies log entries to keys, requests and blocks."""
 
@@ -109,6 +113,8 @@ class Invalidation:
         """Stored namespaces of which the service has said that they are alive."""
         self.gone: Callable[[Collection[NamespaceId]], None] = _nobody
         """Told which are not."""
+        self.told: Callable[[str, int, int, int, int], None] = _untold
+        """Told of what is in force: kind, seq, and how many namespaces, requests and transfers."""
         self._rooms = rooms
 
     def fence(self, entry: LogEntry) -> Effect:
@@ -121,6 +127,7 @@ class Invalidation:
         self._store.retire(namespaces)
         self._leases.forget(namespaces)
         stopped, count = self._fence_requests(dead_only=True)
+        self.told(entry.kind.value, entry.seq, len(namespaces), count, len(stopped))
         return Effect(stopped, namespaces, count)
 
     def fence_requests(self) -> None:
@@ -135,6 +142,9 @@ class Invalidation:
         # What leases told counts no more: the service is asked about every stored namespace.
         self._leases.forget_all()
         stopped, count = self._fence_requests(dead_only=False)
+        head = self._log.head
+        seq = 0 if head is None else head.seq
+        self.told("everything", seq, len(namespaces), count, len(stopped))
         return Effect(stopped, namespaces, count)
 
     async def ask_liveness(self, client: ControlClient, *, unknown_only: bool) -> int:

@@ -121,8 +121,9 @@ class Judge:
                 request=request.name,
                 grant=request.grant,
             )
-            request.settle(Denied())
-            return Denied()
+            denied = Denied(verdict.reason)
+            request.settle(denied)
+            return denied
         request.settle(verdict)
         return verdict
 
@@ -233,13 +234,15 @@ class Judge:
         hit = allowed = found if limit is None else found.front(limit)
         if kind == "lookup":
             hit = self._worth_bringing(request, hit, len(opened.tokens) // TOKEN_BYTES, facts)
-        judged = Judged(grant, prompt, hit, may_save=Operation.WRITE in grant.ops and stance.saves)
+        missed = _reason(found, allowed, hit)
+        may_save = Operation.WRITE in grant.ops and stance.saves
+        judged = Judged(grant, prompt, hit, may_save, missed)
         tier = hit.tier
         try:
             await self._audit.record(
                 kind,
                 "hit" if hit else "miss",
-                _reason(found, allowed, hit),
+                missed,
                 engine=facts.engine,
                 request=request.name,
                 grant=grant,

@@ -155,6 +155,7 @@ class LoadTransfer:
         self._send = send
         self._parts = Parts(slots, depot.clocks.boot, depot.times.grace_ns)
         self._busy: dict[int, StagingSlot] = {}
+        self._made_ns = depot.clocks.boot()
         self._stopped = False
         self._patience: Patience | None = None
         self._waits: set[asyncio.Timeout] = set()
@@ -195,6 +196,13 @@ class LoadTransfer:
         )
         if reason is Reason.NONE:
             self._send(LoadDone(self._frame.load, self._depot.gate.deadline_ns))
+            self._depot.watch.journal.accepted(
+                self._shard.engine,
+                self._request.name,
+                self._judged.grant.tenant,
+                max(0, failed_at - self._frame.start),
+                self._bytes,
+            )
         else:
             self._send(LoadFailed(self._frame.load, max(failed_at, self._frame.start)))
             await self._note_failure(failed_at, reason)
@@ -443,7 +451,9 @@ class LoadTransfer:
 
     async def _record(self, blocks: list[ChainedBlock]) -> None:
         """The access is on record before its first byte is released."""
-        tier = self._depot.store.slowest_tier(self._address(block) for block in blocks)
+        slowest = self._depot.store.slowest_tier(self._address(block) for block in blocks)
+        tier = "" if slowest is None else slowest.value
+        tokens = sum(block.extent.tokens for block in blocks)
         await self._depot.audit.record(
             "load",
             "hit",
@@ -452,9 +462,17 @@ class LoadTransfer:
             request=self._request.name,
             grant=self._judged.grant,
             namespaces=[block.namespace for block in blocks],
-            tokens=sum(block.extent.tokens for block in blocks),
-            tier="" if tier is None else tier.value,
+            tokens=tokens,
+            tier=tier,
             nbytes=sum(self._shard.layout.block_bytes(block.extent.tokens) for block in blocks),
+        )
+        self._depot.watch.journal.load_began(
+            self._shard.engine,
+            self._request.name,
+            self._judged.grant.tenant,
+            tier,
+            tokens,
+            (self._depot.clocks.boot() - self._made_ns) / NS,
         )
 
     async def _note_failure(self, failed_at: int, reason: Reason) -> None:

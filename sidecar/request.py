@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from sidecar.reasons import Reason
 from storage.fence import Fence
 from storage.tiers.protocol import TierName
 from strongroom.blocks import ROOT_PARENT, BlockId, Extent
@@ -108,6 +109,8 @@ class Judged:
     prompt: Prompt
     hit: Hit
     may_save: bool
+    missed: Reason = Reason.NONE
+    """Why the hit is no longer, where that is no end of the prompt."""
 
     @property
     def hit_tokens(self) -> int:
@@ -117,6 +120,8 @@ class Judged:
 @dataclass(frozen=True, slots=True)
 class Denied:
     """The verdict was negative; nothing is loaded or saved."""
+
+    reason: Reason = Reason.NONE
 
 
 @dataclass(frozen=True, slots=True)

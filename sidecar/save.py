@@ -170,6 +170,7 @@ class SaveTransfer:
 
     async def _hand_out(self) -> None:
         slots: list[Slot] = []
+        began_ns = self._depot.clocks.boot()
         try:
             await self._depot.leases.ensure(self._judged.prompt.grant, self._judged.grant)
             self._request.fence.check()
@@ -192,6 +193,15 @@ class SaveTransfer:
         except StrongroomError as error:
             self._because(reason_of(error))
         self._send(SlotsFrame(self._frame.save, tuple(slots)))
+        if slots:
+            self._depot.watch.journal.save_began(
+                self._shard.engine,
+                self._request.name,
+                self._judged.grant.tenant,
+                len(slots),
+                sum(save.context.plaintext_bytes for save in self._chain),
+                (self._depot.clocks.boot() - began_ns) / NS,
+            )
 
     async def _room(self, nbytes: int) -> StagingSlot | None:
         """A slot of zeros; used ones may have to be wiped for it."""

@@ -30,6 +30,7 @@ from sidecar.saves import SavesInFlight
 from sidecar.slots import Slots
 from sidecar.transfer import Depot, Shard
 from storage.fair import Fair
+from strongroom.blocks import TOKEN_BYTES
 from strongroom.errors import Conflict, Overloaded, ProtocolViolation, Unavailable
 from strongroom.identity import ComponentId
 from strongroom.limits import REQUEST_ID_CHARS_MAX
@@ -271,6 +272,10 @@ class SchedulerSession:
         # Backpressure: with enough verdicts under way, the socket is read no further.
         await self._opens.acquire()
         request = requests.open(frame.request, self._now())
+        greeting = self.joined.greeting
+        self._bench.depot.watch.journal.request_started(
+            greeting.engine, request.name, greeting.digests.model, len(frame.tokens) // TOKEN_BYTES
+        )
         self._tasks.create_task(self._judge(request, frame), name="judge")
 
     async def _judge(self, request: Request, frame: Open) -> None:
@@ -297,8 +302,17 @@ class SchedulerSession:
                 self.joined.greeting.engine,
                 request.name,
                 request.tenant or "",
+                Reason.NONE if isinstance(verdict, Denied) else verdict.missed,
                 tokens=answer.tokens,
                 seconds=(self._now() - began_ns) / NS,
+            )
+        elif isinstance(verdict, Denied):
+            self._bench.depot.watch.journal.denied(
+                self.joined.greeting.engine,
+                request.name,
+                request.tenant or "",
+                verdict.reason,
+                (self._now() - began_ns) / NS,
             )
         if isinstance(request.state, Judged):
             self._prefetch(request, request.state, facts)

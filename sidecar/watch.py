@@ -20,6 +20,7 @@ from sidecar.clocks import Clocks
 from sidecar.conditions import Armed, BreakerState, Condition
 from sidecar.events import EventKind, Events
 from sidecar.gauges import Gauges
+from sidecar.journal import Journal
 from sidecar.latency import Latency, LatencyStatistics
 from sidecar.pressure import Effects, Gauge, Pressure, Readings
 from sidecar.reasons import Reason
@@ -181,6 +182,7 @@ class Watch:
         self.breakers = breakers
         self.pressure = pressure
         self.sentry = sentry
+        self.journal = Journal(events)
         self.reports = Reports(clocks.boot)
         self.latencies = Latencies()
         self.counts = TransferCounts()
@@ -247,14 +249,24 @@ class Watch:
             self._sources.gone(engine)
 
     def judged(
-        self, engine: str, request: str, tenant: str, *, tokens: int, seconds: float
+        self,
+        engine: str,
+        request: str,
+        tenant: str,
+        missed: Reason,
+        *,
+        tokens: int,
+        seconds: float,
     ) -> None:
-        """A positive verdict was given: `tokens` of it may be restored."""
+        """A positive verdict was given: `tokens` of it may be restored, and `missed` is why no
+        more may.
+        """
         self.latencies.lookup.add(seconds)
         action = self.stance(engine, tenant).action
         self.events.emit(
             EventKind.PREFIX_HIT if tokens else EventKind.PREFIX_MISS,
-            reason="" if action is Action.NONE else action.value,
+            subject="" if action is Action.NONE else action.value,
+            reason=missed.value,
             engine=engine,
             request=request,
             tenant=tenant,
@@ -376,6 +388,7 @@ class Watch:
         errors_s = 0.0
         if past is not None:
             errors_s = self._differences(past, tally, now)
+        self.journal.look(gauges.tiers)
         self.pressure.observe(self._readings(gauges, errors_s, now))
         self.breakers.tick()
         for engine in gauges.engines:

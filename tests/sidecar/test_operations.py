@@ -166,7 +166,7 @@ async def test_events_go_on_where_the_reader_left_off(tmp_path: Path) -> None:
             "/v1/events", params={"after": first.headers["strongroom-events-next"]}
         )
         kinds = [json.loads(line)["kind"] for line in rest.text.splitlines()]
-        assert kinds == ["action", "breaker_tripped"]
+        assert kinds == ["prefix_miss", "action", "breaker_tripped"]
         again = await client.get(
             "/v1/events", params={"after": rest.headers["strongroom-events-next"]}
         )

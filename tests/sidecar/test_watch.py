@@ -13,19 +13,20 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from sidecar.clocks import Clocks
 from sidecar.conditions import Condition
-from sidecar.events import EventKind
+from sidecar.events import EventKind, Events, Sequence
 from sidecar.gauges import OTHER, Gauges, TenantUse, top_tenants
+from sidecar.journal import Journal
 from sidecar.metrics import exposition
 from sidecar.pressure import Gauge, Ladder, Ladders, Readings
 from sidecar.reasons import Reason
 from sidecar.reports import Reports
 from sidecar.stance import Action
 from sidecar.watch import Watch
-from storage.tiers.protocol import TierName
+from storage.tiers.protocol import TierName, TierStatistics
 from strongroom.identity import ComponentId
 from strongroom.wire.frames import Failure, Finish, Ping, Pong, Report
 from tests.sidecar.conftest import PROMPT, Stored
-from tests.sidecar.control_plane import FakeControlPlane
+from tests.sidecar.control_plane import MODEL, FakeControlPlane
 from tests.sidecar.harness import ENGINE, MIB, ManualClock, World, harness
 from tests.sidecar.test_session import until
 
@@ -477,9 +478,78 @@ async def test_what_happens_to_a_request_is_told_in_order(stored: Stored) -> Non
     before = watch.events.last
     await stored.hits("r", stored.grant())
     await stored.engine.load("r", 0, 288)
-    await until(lambda: watch.events.last >= before + 2)
+    await until(lambda: watch.events.last >= before + 5)
     events = watch.events.after(before, 10)
-    assert [event.kind for event in events] == [EventKind.PREFIX_HIT, EventKind.SWAP_IN_DONE]
+    assert [event.kind for event in events] == [
+        EventKind.REQUEST_START,
+        EventKind.PREFIX_HIT,
+        EventKind.SWAP_IN_START,
+        EventKind.SWAP_IN_DONE,
+        EventKind.ENGINE_ACCEPTED,
+    ]
     assert {event.request for event in events} == {"r"}
-    assert events[1].tokens == 288
-    assert events[1].tier_from == "host"
+    started, hit, begun, done, accepted = events
+    assert (started.model, started.tokens) == (MODEL, len(stored.prompt))
+    assert {event.tenant for event in events[1:]} == {stored.world.tenant.id}
+    assert hit.tokens == begun.tokens == done.tokens == accepted.tokens == 288
+    assert begun.tier_from == done.tier_from == "host"
+    assert accepted.nbytes == done.nbytes > 0
+
+
+async def test_a_save_is_told_from_its_reservation_to_its_end(world: World) -> None:
+    engine = await world.engine()
+    granted = world.control.grant(world.tenant, PROMPT)
+    events = world.sidecar.watch.events
+    assert await engine.compute_and_save("w", granted) == 5
+    kinds = [EventKind.BLOCK_RESERVED, EventKind.SWAP_OUT_START, EventKind.SWAP_OUT_DONE]
+    await until(lambda: events.after(0, 100)[-1].kind is EventKind.SWAP_OUT_DONE)
+    told = [event for event in events.after(0, 100) if event.kind in kinds]
+    assert [event.kind for event in told] == kinds
+    assert told[0].numbers == told[2].numbers == {"blocks": 5}
+    assert told[0].nbytes == told[2].nbytes
+
+
+async def test_a_miss_names_the_layer_that_missed(stored: Stored) -> None:
+    """Events only: the engine's answers are one and the same."""
+    events = stored.world.sidecar.watch.events
+    before = events.last
+    assert await stored.hits("denied", stored.grant(), salt="other") == -1
+    other = stored.world.control.tenant()
+    assert await stored.hits("absent", stored.world.control.grant(other, stored.prompt)) == 0
+    await until(lambda: events.last >= before + 4)
+    missed = {
+        event.request: event.reason
+        for event in events.after(before, 10)
+        if event.kind is EventKind.PREFIX_MISS
+    }
+    assert missed == {"denied": "identity", "absent": "absent"}
+
+
+async def test_an_invalidation_is_told_with_what_it_stopped(stored: Stored) -> None:
+    world = stored.world
+    events = world.sidecar.watch.events
+    assert await stored.hits("r", stored.grant()) == 288
+    entry = world.control.revoke(world.tenant.everyone)
+    async with asyncio.timeout(20):
+        await world.control.until_acked("fenced", entry.seq)
+    (told,) = [one for one in events.after(0, 1000) if one.kind is EventKind.INVALIDATION]
+    assert told.subject == entry.kind.value
+    assert told.numbers["seq"] == entry.seq
+    assert told.numbers["namespaces"] >= 1
+    assert told.numbers["requests"] >= 1
+
+
+def test_evictions_are_one_event_a_tier_and_look(tmp_path: Path) -> None:
+    events = Events(Sequence(tmp_path).take, Clocks(ManualClock()))
+    journal = Journal(events)
+    for host, nvme in ((0, 0), (7, 0), (7, 2), (9, 1000)):
+        journal.look(
+            TierStatistics(name, evictions=count)
+            for name, count in ((TierName.HOST, host), (TierName.NVME, nvme))
+        )
+    assert [(one.tier_from, dict(one.numbers)) for one in events.after(0, 10)] == [
+        ("host", {"blocks": 7}),
+        ("nvme", {"blocks": 2}),
+        ("host", {"blocks": 2}),
+        ("nvme", {"blocks": 998}),
+    ]
