@@ -39,6 +39,7 @@ from strongroom.wire.frames import (
     Part,
     Ping,
     Pong,
+    Report,
     Save,
     SaveDone,
     SidecarFrame,
@@ -316,7 +317,7 @@ class SidecarDouble:
                 self._save(connection, session, frame)
             case Filled() if session:
                 self._filled(connection, session, frame)
-            case Cancel() | Finish():
+            case Cancel() | Finish() | Report():
                 pass
             case _:
                 self._send(connection, Failure("protocol", "not here"))
