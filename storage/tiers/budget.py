@@ -3,30 +3,46 @@
 The bucket holds one hour's share, so that any 24 hours see at most 25/24 of the budget. Whoever
 finds it above zero may write, whatever the length, and what is written is taken out: a record
 longer than an hour's share waits for its turn like any other and is not refused for ever.
+While the bucket is more than half empty, a tenant that has lately written more than its part by
+weight is refused: the rest is for the others, so that a flood does not take all of it. What is
+refilled goes on to whoever asks, so nothing is lost by that.
 Moving records inside the tier takes from it too, and is never refused: it makes room.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from strongroom.clock import Clock
 from strongroom.errors import Overloaded
+from strongroom.identity import ComponentId
 
 _DAY_NS = 24 * 3600 * 10**9
 _BURSTS_A_DAY = 24
+_EVEN = 1.0 + 1e-6
+"""So that rounding puts nobody ahead who writes alone."""
 
 
 class WriteBudget:
     """`bytes_per_day`; None is no limit."""
 
-    def __init__(self, clock: Clock, bytes_per_day: int | None) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        bytes_per_day: int | None,
+        weight: Callable[[ComponentId], float],
+    ) -> None:
         self._clock = clock
         self._bytes_per_day = bytes_per_day
         self._left = 0.0 if bytes_per_day is None else bytes_per_day / _BURSTS_A_DAY
         self._filled_ns = clock()
+        self._weight = weight
+        self._lately: dict[ComponentId, float] = {}
+        """Bytes that each tenant wrote, fading as the bucket fills."""
         self.refusals = 0
         self.written_bytes = 0
 
-    def check(self) -> None:
+    def check(self, tenant: ComponentId) -> None:
         """Raise `Overloaded`, counted, while the budget is used up."""
         if self._bytes_per_day is None:
             return
@@ -35,14 +51,32 @@ class WriteBudget:
         passed_ns = max(0, now - self._filled_ns)
         self._filled_ns = now
         full = self._bytes_per_day / _BURSTS_A_DAY
-        self._left = min(full, self._left + passed_ns * self._bytes_per_day / _DAY_NS)
-        if self._left <= 0:
+        filled = passed_ns * self._bytes_per_day / _DAY_NS
+        self._left = min(full, self._left + filled)
+        self._fade(min(1.0, filled / full))
+        if self._left <= 0 or (self._left < full / 2 and self._is_ahead(tenant)):
             self.refusals += 1
             raise Overloaded(
                 "the NVMe tier's write budget is used up for now",
                 field="nvme_write_bytes_per_day",
                 limit=self._bytes_per_day,
             )
+
+    def count(self, tenant: ComponentId, nbytes: int) -> None:
+        """These bytes, which are spent when they go out, are this tenant's."""
+        if self._bytes_per_day is not None:
+            self._lately[tenant] = self._lately.get(tenant, 0.0) + nbytes
+
+    def _fade(self, part: float) -> None:
+        if part > 0.0:
+            faded = {tenant: nbytes * (1.0 - part) for tenant, nbytes in self._lately.items()}
+            self._lately = {tenant: nbytes for tenant, nbytes in faded.items() if nbytes >= 1.0}
+
+    def _is_ahead(self, tenant: ComponentId) -> bool:
+        """Whether it wrote more than its part of what all that write have written lately."""
+        weights = sum(self._weight(one) for one in self._lately)
+        mine = self._lately.get(tenant, 0.0) * weights
+        return mine > sum(self._lately.values()) * self._weight(tenant) * _EVEN
 
     def spend(self, nbytes: int) -> None:
         """Count bytes that go out."""

@@ -89,7 +89,7 @@ class NvmeTier:
         self._catalogue = Catalogue(devices, clock, quota_bytes, shares, eviction)
         self._index = self._catalogue.index
         self._shares = self._catalogue.shares
-        self._budget = WriteBudget(clock, limits.write_bytes_per_day)
+        self._budget = WriteBudget(clock, limits.write_bytes_per_day, self._shares.weight)
         self._writer = LogWriter(devices, self._budget, limits)
         self._reclaimer = Reclaimer(self._catalogue, devices, self._writer, limits)
         self._reader = Reader(self._catalogue, devices, clock, limits, pin_ns=pin_ns)
@@ -230,7 +230,7 @@ class NvmeTier:
         if nbytes > self._payload_bytes:
             raise Overloaded("larger than a region", limit=self._payload_bytes)
         self._devices.check_floor()
-        self._budget.check()
+        self._budget.check(header.context.tenant)
         self._shares.check(header.context.tenant, nbytes)
 
     async def _take(self, header: Header, nbytes: int, retention: Retention) -> Spot:
@@ -243,6 +243,7 @@ class NvmeTier:
         except BaseException:
             self._shares.credit(tenant, nbytes)
             raise
+        self._budget.count(tenant, nbytes)
         return self._writer.take(nbytes, _kept_priority(retention))
 
     async def _finish(

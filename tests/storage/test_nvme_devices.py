@@ -71,6 +71,25 @@ async def test_the_log_goes_from_device_to_device(tmp_path: Path) -> None:
         check_empties(tier)
 
 
+async def test_a_flood_leaves_other_tenants_their_part_of_the_write_budget(
+    tmp_path: Path,
+) -> None:
+    """Five writes are tried for each of the other tenant's: both get through alike."""
+    clock = FakeClock()
+    limits = NvmeLimits(write_bytes_per_day=24 * 8 * RECORD)
+    stored = {1: 0, 2: 0}
+    async with opened(tmp_path, regions=40, limits=limits, clock=clock) as tier:
+        for number in range(600):
+            tenant = 2 if number % 6 == 5 else 1
+            clock.advance_s(100)
+            with contextlib.suppress(Overloaded):
+                await put(tier, context(number, tenant=tenant, room=tenant), sequence=number)
+                stored[tenant] += 1
+        assert stored[2] >= 0.8 * min(100, stored[1])
+        assert sum(stored.values()) >= 600 * 100 / 3600 * 8 * 0.9, "none of it was left unused"
+        check_empties(tier)
+
+
 async def test_a_device_that_hangs_holds_up_no_other(tmp_path: Path) -> None:
     disks = Disks(tmp_path, "a", "b")
     async with opened(disks.folders, regions=8, make=disks.make_files) as tier:
