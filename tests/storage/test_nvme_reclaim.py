@@ -6,6 +6,7 @@ import asyncio
 import errno
 import random  # noqa: TID251 - a seeded generator, so that a failure repeats
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -165,29 +166,44 @@ async def test_one_region_costs_no_more_where_what_is_cold_lies_in_all_of_them(
         check_empties(tier)
 
 
-async def test_choosing_and_thinning_a_region_lets_others_run(
+async def test_choosing_and_thinning_a_region_goes_in_small_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(flow, "_STEP_S", 0.0)
-    monkeypatch.setattr(flow, "_PAUSE_S", 0.0)
+    steps = 0
+    keep = flow.Pace.keep
+
+    async def counted(pace: flow.Pace) -> None:
+        nonlocal steps
+        steps += 1
+        await keep(pace)
+
+    monkeypatch.setattr(flow.Pace, "keep", counted)
     async with opened(tmp_path, regions=4, region=2**20) as tier:
         per_region = (2**20 - 4096) // RECORD
         wanted = [context(number, room=number) for number in range(3 * per_region)]
         await put_many(tier, wanted)
-        turns = 0
+        await put(tier, context(10_000, room=10_000), sequence=10_000)
+        # Each record of the region twice, and each block that leaves.
+        assert steps >= tier.statistics().evictions + 2 * per_region
 
-        async def count() -> None:
-            nonlocal turns
-            while True:
-                turns += 1
-                await asyncio.sleep(0)
 
-        async with asyncio.TaskGroup() as group:
-            counting = group.create_task(count())
-            await put(tier, context(10_000, room=10_000), sequence=10_000)
-            counting.cancel()
-        # Each candidate, each record of the region and each block that leaves is a step.
-        assert turns >= tier.statistics().evictions + 2 * per_region
+async def test_long_work_pauses_when_its_step_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    others = 0
+
+    async def other() -> None:
+        nonlocal others
+        others += 1
+
+    pace = flow.Pace()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(other())
+        await pace.keep()
+        assert others == 0
+        now = flow._STEP_S * 1.1
+        await pace.keep()
+        assert others == 1
 
 
 async def test_a_priority_outlives_a_restart_and_a_move(tmp_path: Path) -> None:
