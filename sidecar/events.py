@@ -13,6 +13,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from enum import StrEnum
 from itertools import islice
 from pathlib import Path
@@ -26,6 +27,7 @@ from strongroom.errors import Corrupt
 
 RING_MAX: Final = 65_536
 RESERVED_AT_ONCE: Final = 1_000_000
+_TRY_EVERY: Final = 4096
 _FILE: Final = "events.next"
 _NONE: Final[Mapping[str, float]] = {}
 
@@ -92,13 +94,19 @@ class Sequence:
         """The next number."""
         number = self._next
         self._next += 1
-        if self._next >= self._end:
+        left = self._end - self._next
+        if left <= 0:
             self._reserve(sync=False)
+        elif left <= RESERVED_AT_ONCE // 2 and left % _TRY_EVERY == 0:
+            # In good time: a disk that is full now need not be when they are needed.
+            with suppress(OSError):
+                self._reserve(sync=False)
         return number
 
     def _reserve(self, *, sync: bool) -> None:
-        self._end = self._next + RESERVED_AT_ONCE
-        replace_file(self._path, str(self._end).encode(), sync=sync)
+        end = self._next + RESERVED_AT_ONCE
+        replace_file(self._path, str(end).encode(), sync=sync)
+        self._end = end
 
     def _stored(self) -> int:
         if not self._path.exists():

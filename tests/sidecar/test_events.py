@@ -37,6 +37,26 @@ def test_numbers_that_run_out_are_reserved_anew_before_they_are_used(tmp_path: P
     assert Sequence(tmp_path).take() > taken[-1]
 
 
+def test_numbers_are_reserved_in_good_time_so_that_a_full_disk_ends_no_event(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    sequence = Sequence(tmp_path)
+    end = sequence._end
+    sequence._next = end - RESERVED_AT_ONCE // 2
+    with monkeypatch.context() as failing:
+        failing.setattr("sidecar.events.replace_file", full)
+        taken = [sequence.take() for _ in range(5000)]  # asked for, and not to be had yet
+    taken += [sequence.take() for _ in range(5000)]
+    monkeypatch.setattr("sidecar.events.replace_file", full)
+    sequence._next = end - 2
+    taken += [sequence.take() for _ in range(4)]
+    assert taken == sorted(set(taken))
+    assert int((tmp_path / "events.next").read_text()) > taken[-1]
+
+
 @pytest.mark.parametrize("content", [b"", b"-1", b"twelve", b"9" * 16])
 def test_a_damaged_number_stops_the_start_instead_of_repeating_one(
     tmp_path: Path, content: bytes
