@@ -59,7 +59,7 @@ class StoreSettings:
     eviction: EvictionSettings = field(default_factory=EvictionSettings)
     crypto_threads: int = field(default_factory=_cores)
     crypto_queue_max: int = 1024
-    """Jobs that run or wait on the crypto threads; beyond it a transfer is `Overloaded`."""
+    """Blocks that wait for a turn on the crypto threads; beyond it a transfer is `Overloaded`."""
     disk_threads: int = 8
     disk_queue_max: int = 256
     write_behind_s: float = 0.5
@@ -133,6 +133,7 @@ async def open_store(
             is_backed=nowhere if nvme is None else nvme.__contains__,
             memory=MemoryOptions(settings.lock_memory, settings.huge_pages, settings.numa_node),
         )
+        dirty.tell_cleaned(host.cleaned)
         stack.push_async_callback(host.close)
         stack.enter_context(_settling(host))
         cipher = Cipher(

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from storage.block import BlockAddress
+
+
+def _nobody(_: BlockAddress) -> None:
+    pass
 
 
 class DirtyBlocks:
@@ -10,6 +16,11 @@ class DirtyBlocks:
 
     def __init__(self) -> None:
         self._open: dict[BlockAddress, int] = {}
+        self._cleaned: Callable[[BlockAddress], None] = _nobody
+
+    def tell_cleaned(self, cleaned: Callable[[BlockAddress], None]) -> None:
+        """`cleaned` hears of each address as its last offload ends."""
+        self._cleaned = cleaned
 
     def __len__(self) -> int:
         return sum(self._open.values())
@@ -28,3 +39,4 @@ class DirtyBlocks:
             self._open[address] = left
         else:
             del self._open[address]
+            self._cleaned(address)

@@ -16,7 +16,9 @@ The order, from the outside in:
   ARC's ghost lists are a table of two bytes a block here.
 - **Leaves only.** A child without its parent can never match. A parent that is met is parked
   outside its queue and comes back to the cold end when its last child has gone.
-- Never one that is spared: that somebody holds, or that the caller cannot let go now.
+- Never one that is spared: that somebody holds, or that the caller cannot let go now. What stays
+  so for long, a block on its way to another tier, is parked as parents are, so that a walk steps
+  over it once and not every time.
 
 A use is a few array writes. A victim costs O(1) amortised in blocks (each
 step past a block is paid for by its use, its storing or its child), O(queues) of one tenant, and
@@ -60,6 +62,10 @@ class EvictionSettings:
     """Time without a use that costs a priority above the default one point."""
     high_share_max: float = 0.5
     """Of a tenant's bytes, the most that priorities above the default protect."""
+
+
+def _never(_: int) -> bool:
+    return False
 
 
 class _State(IntEnum):
@@ -168,6 +174,16 @@ class Eviction:
         self._due: dict[int, array.array[int]] = {}
         """Stamps of blocks whose priority runs out, by the tick when it does."""
         self._due_ticks: list[int] = []
+        self._is_parked: Callable[[int], bool] = _never
+
+    def park_while(self, is_parked: Callable[[int], bool]) -> None:
+        """A block for which this is true when it is met waits outside its queue for `unpark`."""
+        self._is_parked = is_parked
+
+    def unpark(self, slot: int) -> None:
+        """It may leave again: back to the cold end, where it was met."""
+        if not self._linked[slot] and not self._children[slot]:
+            self._link_cold(self._chain(slot), slot)
 
     # Blocks
 
@@ -418,7 +434,7 @@ class Eviction:
     def _leaf(self, chain: _Chain, spared: Callable[[int], bool], aside: list[int]) -> int:
         """The coldest block of a chain that may leave."""
         while (slot := chain.head) != NONE:
-            if self._children[slot]:
+            if self._children[slot] or self._is_parked(slot):
                 self._unlink(chain, slot)  # parked
             elif spared(slot):
                 self._set_aside(slot, aside)

@@ -74,6 +74,18 @@ class Extents:
             size += after
         self._add(offset, size)
 
+    def free_before(self, offset: int) -> int:
+        """How many bytes are free right before an offset."""
+        return offset - self._start_of.get(offset, offset)
+
+    def free_at(self, offset: int) -> int:
+        """How many bytes are free from an offset on, where a free extent begins there."""
+        return self._length_of.get(offset, 0)
+
+    def taken_at(self, offset: int) -> int:
+        """The length of what was taken at an offset; 0 where nothing was."""
+        return self._out.get(offset, 0)
+
     def _add(self, start: int, size: int) -> None:
         self._length_of[start] = size
         self._start_of[start + size] = start

@@ -189,6 +189,28 @@ class Index:
         """The number that a resident block has in a `Shortlist`, while it is resident."""
         return self._slots.get(address.pack())
 
+    def address_at(self, slot: int) -> BlockAddress:
+        """The address of the block in this slot."""
+        return self._address(slot)
+
+    def place_at(self, slot: int) -> Place:
+        """Where the block in this slot is."""
+        return Place(self._offset[slot], self._eviction.nbytes(slot))
+
+    def rank_at(self, slot: int) -> tuple[bool, int, bool, int]:
+        """Where it stands in the order of leaving; the least leaves first."""
+        return self._eviction.rank(slot)
+
+    def park_while(self, is_parked: Callable[[BlockAddress], bool]) -> None:
+        """A block for which this is true is no victim; once it is not, `unpark` must be called."""
+        self._eviction.park_while(lambda slot: is_parked(self._address(slot)))
+
+    def unpark(self, address: BlockAddress) -> None:
+        """What parked this address is over, whichever block is there now, if any."""
+        slot = self._slots.get(address.pack())
+        if slot is not None:
+            self._eviction.unpark(slot)
+
     def pin(self, resident: WeakReference | Resident, deadline_ns: int) -> Pin | None:
         """Upgrade to a strong reference; None when that writing is gone."""
         slot = self._slots.get(resident.address.pack())

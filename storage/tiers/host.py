@@ -1,9 +1,11 @@
 """The host tier: ciphertext in one memfd arena, sealed in place and read in place.
 
 A block's record is encrypted straight into its extent and decrypted straight out of it; there
-is no other copy. Room comes from `Slabs`; when none fits, blocks leave in the order of
-`storage.eviction`: the tenant furthest above its share pays first. A block that waits to be
-written behind is not evicted: where only such blocks are left, the answer is `Overloaded`.
+is no other copy. Room comes from `Extents`, so that what is charged is what is taken; when none
+fits, blocks leave in the order of `storage.eviction`: the tenant furthest above its share pays
+first. Where one block's room is not enough, `Window` finds blocks that lie side by side, the
+least valuable ones, and only these leave. A block that waits to be written behind is not
+evicted. Where no such blocks are found, nobody's leaves and the answer is `Overloaded`.
 
 A tenant at its cap makes room among its own blocks that another tier holds too, since nothing is
 lost by that; where there are none it is refused, never anybody's block dropped. Above a cap that
@@ -28,7 +30,7 @@ from typing import Final
 
 from storage.block import BlockAddress
 from storage.eviction import EvictionSettings
-from storage.extents import rounded
+from storage.extents import Extents, rounded
 from storage.header import HEADER_BYTES, Header
 from storage.index import Index
 from storage.lifecycle import (
@@ -45,8 +47,8 @@ from storage.memfd import MemoryFile, MemoryOptions
 from storage.memory import wipe
 from storage.retention import Retention
 from storage.shares import Share, Shares
-from storage.slabs import Slabs
 from storage.tiers.protocol import TierName, TierStatistics, drop_in_steps
+from storage.windows import Windows
 from strongroom.blocks import BlockId
 from strongroom.clock import Clock
 from strongroom.errors import Missing, Overloaded
@@ -55,6 +57,8 @@ from strongroom.identity import ComponentId, NamespaceId
 _log = logging.getLogger(__name__)
 _EVICTION: Final = EvictionSettings()
 _AS_USUAL: Final = Retention()
+_LOOKS_MAX: Final = 512
+"""Blocks of a tenant at its cap that are looked at for one that another tier holds too."""
 
 
 def _never(_: BlockAddress) -> bool:
@@ -93,14 +97,16 @@ class HostTier:
                 "host memory has no huge pages, which costs speed alone: none in the pool, and %s",
                 self._arena.small_pages,
             )
-        self._room = Slabs(self._arena.size)
+        self._room = Extents(self._arena.size)
         self._clock = clock
         self._pin_ns = pin_ns
         self._shares = Shares(quota_bytes, capacity_bytes=self._arena.size, shares=shares)
         self._index = Index(clock, self._shares, eviction)
         self._is_dirty = is_dirty
         self._is_backed = is_backed
+        self._index.park_while(is_dirty)
         self._readers: dict[int, int] = {}
+        self._windows = Windows(self._room, self._index, self._shares, self._is_stuck)
         self._leaving: dict[int, tuple[ComponentId, Place]] = {}
         self._stored = 0
         self._evictions = 0
@@ -170,7 +176,7 @@ class HostTier:
         if reserved.address in self._index:
             self.drop(reserved.address)
         self._stored += 1
-        return self._index.insert(
+        resident = self._index.insert(
             reserved.address,
             sealed.header.context.parent,
             reserved.tenant,
@@ -178,6 +184,16 @@ class HostTier:
             reserved.place,
             retention,
         )
+        self._windows.add(reserved.address, reserved.place)
+        return resident
+
+    def cleaned(self, address: BlockAddress) -> None:
+        """The block that may be here does not wait to be written behind any more."""
+        self._index.unpark(address)
+
+    def unguaranteed(self, tenant: ComponentId) -> int:
+        """Bytes of the tier that no other tenant's guarantee binds."""
+        return self._shares.unguaranteed(tenant)
 
     def abandon(self, block: Reserved | Sealed) -> None:
         """Give the room of an unpublished block back, its bytes overwritten."""
@@ -232,6 +248,7 @@ class HostTier:
         if address not in self._index:
             return 0
         row = self._index.remove(address)
+        self._windows.remove(row.place)
         if row.place.offset in self._readers:
             # A reader still decrypts from these bytes: the room follows when it lets go.
             self._leaving[row.place.offset] = (row.resident.tenant, row.place)
@@ -289,12 +306,16 @@ class HostTier:
         before = self._shares.used_by(tenant)
         if cap is not None and nbytes <= cap < before + nbytes:
             floor = max(cap - nbytes, before - 2 * nbytes)
-            victims = self._index.victims(
-                tenant,
-                keep=keep,
-                may_leave=lambda found: self._is_backed(found) and not self._is_dirty(found),
-            )
-            for address in victims:
+            looked = 0
+
+            def may_leave(found: BlockAddress) -> bool:
+                nonlocal looked
+                looked += 1
+                return looked > _LOOKS_MAX or self._is_backed(found)
+
+            for address in self._index.victims(tenant, keep=keep, may_leave=may_leave):
+                if looked > _LOOKS_MAX:
+                    break
                 # A block in a reader's hands keeps its room, and so the quota stays charged.
                 self.evict(address)
                 if self._shares.used_by(tenant) <= floor:
@@ -307,15 +328,14 @@ class HostTier:
         offset = self._room.take(nbytes)
         if offset is not None:
             return offset
-        victims = self._index.victims(
-            writer=tenant, keep=keep, may_leave=lambda found: not self._is_dirty(found)
-        )
-        for address in victims:
+        window = self._windows.find(tenant, nbytes, keep)
+        for address in window:
             self.evict(address)
-            offset = self._room.take(nbytes)
-            if offset is not None:
-                break
-        return offset
+        return self._room.take(nbytes) if window else None
+
+    def _is_stuck(self, address: BlockAddress, place: Place) -> bool:
+        """Whether its room would not come free by eviction now."""
+        return place.offset in self._readers or self._is_dirty(address)
 
     def _bytes(self, place: Place) -> memoryview:
         return self._arena.view[place.offset : place.offset + place.nbytes]

@@ -174,6 +174,7 @@ async def rig(folder: Path, *, host_bytes: int = 4 * MIB, **changes: Any) -> Asy
             host_bytes, clock, pin_ns=30 * 10**9, is_dirty=dirty.__contains__,
             is_backed=nvme.__contains__, lock_memory=False,
         )  # fmt: skip
+        dirty.tell_cleaned(host.cleaned)
         stack.push_async_callback(host.close)
         residency = Residency(host, nvme)
         settings = OffloadSettings(**values)

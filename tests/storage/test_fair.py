@@ -408,11 +408,12 @@ async def test_what_waits_for_a_read_buffer_is_bounded(monkeypatch: pytest.Monke
     buffers = ReadBuffers(count=1)
     async with contextlib.AsyncExitStack() as held:
         await held.enter_async_context(buffers.borrow(tenant(1), MIB))
-        waiting = [asyncio.create_task(_borrow(buffers, 1)) for _ in range(3)]
+        loop = asyncio.get_running_loop()
+        waiting = [loop.create_task(_borrow(buffers, 1)) for _ in range(3)]
         await asyncio.sleep(0)
         with pytest.raises(Overloaded):
             await _borrow(buffers, 1)
-        other = asyncio.create_task(_borrow(buffers, 2))  # in the place of the flood's newest
+        other = loop.create_task(_borrow(buffers, 2))  # in the place of the flood's newest
         await asyncio.sleep(0)
     ends = await asyncio.gather(*waiting, other, return_exceptions=True)
     assert [isinstance(end, Overloaded) for end in ends] == [False, False, True, False]

@@ -368,7 +368,7 @@ async def test_one_left_while_another_block_is_being_asked_for_gives_its_room_ba
         async with store.onboard(ADDRESSES, Fence()) as moving:
             await moving.ready(0)
             moving.release(0)
-            asking = asyncio.create_task(moving.ready(3))
+            asking = asyncio.get_running_loop().create_task(moving.ready(3))
             await asyncio.sleep(0)  # it has made the reading task, which has not begun
             assert isinstance(moving.states[3], Staged)
             asking.cancel()

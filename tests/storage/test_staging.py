@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from storage.extents import Extents, rounded
 from storage.memfd import MemoryFile, MemoryOptions, check_numa_node
 from storage.memory import wipe
-from storage.slabs import Slabs, size_class
 from storage.staging import Staging
 from storage.tiers.host import HostTier
 from strongroom.errors import Misuse
@@ -284,13 +283,12 @@ def test_a_numa_node_that_is_there_is_used_and_another_is_named() -> None:
         MemoryFile("strongroom-nn", 65536, MemoryOptions(numa_node=999))
 
 
-@pytest.mark.parametrize("make", [Extents, Slabs])
 @settings(deadline=None)  # the machine is shared
 @given(data=st.data())
 def test_room_is_never_given_twice_and_all_of_it_comes_back(
-    make: type[Extents | Slabs], data: st.DataObject
+    data: st.DataObject,
 ) -> None:
-    room = make(64 * 4096)
+    room = Extents(64 * 4096)
     out: dict[int, int] = {}
     for _ in range(data.draw(st.integers(1, 60))):
         if bool(out) and data.draw(st.booleans()):
@@ -312,22 +310,13 @@ def test_room_is_never_given_twice_and_all_of_it_comes_back(
     assert room.take(64 * 4096) == 0
 
 
-@pytest.mark.parametrize("make", [Extents, Slabs])
-def test_room_that_is_free_already_is_not_taken_back(make: type[Extents | Slabs]) -> None:
-    room = make(64 * 4096)
+def test_room_that_is_free_already_is_not_taken_back() -> None:
+    room = Extents(64 * 4096)
     offset = room.take(4096)
     assert offset is not None
     room.give_back(offset, 4096)
     with pytest.raises(ValueError, match="free already"):
         room.give_back(offset, 4096)
-
-
-@settings(deadline=None)  # the machine is shared
-@given(st.integers(1, 2**34))
-def test_a_size_class_wastes_at_most_an_eighth(length: int) -> None:
-    assert length <= size_class(length) <= max(rounded(length), length * 9 // 8 + 1)
-    assert size_class(size_class(length)) == size_class(length)
-    assert size_class(length) % 4096 == 0
 
 
 class Naive:

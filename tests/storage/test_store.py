@@ -619,10 +619,12 @@ async def test_a_block_larger_than_the_arena_is_overloaded() -> None:
 
 
 async def test_a_full_crypto_queue_is_overloaded_and_leaves_everything_as_it_was() -> None:
-    async with open_store(settings(None, crypto_queue_max=0)) as store:
-        with pytest.raises(Overloaded):
-            await save(store, context())
-        assert tier(store, "host").used_bytes == 0
+    async with open_store(settings(None, crypto_threads=1, crypto_queue_max=1)) as store:
+        # Two have their turn, one waits, and the rest have no place.
+        saves = (save(store, context(number)) for number in range(5))
+        ends = await asyncio.gather(*saves, return_exceptions=True)
+        assert [isinstance(end, Overloaded) for end in ends] == [False] * 3 + [True] * 2
+        assert tier(store, "host").used_bytes == 3 * RECORD
 
 
 async def test_a_pin_that_ran_out_lets_a_block_go_and_its_reader_still_reads_right(
