@@ -128,9 +128,9 @@ class Appraiser:
         """A part of what this request was promised has been brought."""
         self.backlog.moved(engine, request, tier, nbytes)
 
-    def brought(self, engine: str, request: str) -> None:
-        """The request's load has ended, in whatever way."""
-        self.backlog.brought(engine, request)
+    def brought(self, engine: str, request: str, ranks: int = 1) -> None:
+        """The request's load has ended, in whatever way, on one of `ranks`."""
+        self.backlog.brought(engine, request, ranks)
 
     def dropped(self, engine: str, request: str) -> None:
         """The request is over."""

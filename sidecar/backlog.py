@@ -62,6 +62,7 @@ class _Promise:
     deadline_ns: int
     restores: dict[TierName, int]
     compute_tokens: int
+    loads_ended: int = 0
 
 
 @dataclass(slots=True)
@@ -142,10 +143,16 @@ class Backlog:
                 self._restoring[each] -= taken
                 nbytes -= taken
 
-    def brought(self, engine: str, request: str) -> None:
-        """The load has ended: what the prompt has left to compute is owed from now on."""
-        if (engine, request) in self._promises:
-            promise = self._drop((engine, request))
+    def brought(self, engine: str, request: str, ranks: int = 1) -> None:
+        """A rank's load has ended. With the last of `ranks`, what the prompt has left to compute is
+        owed from now on.
+        """
+        promise = self._promises.get((engine, request))
+        if promise is not None:
+            promise.loads_ended += 1
+            if promise.loads_ended < ranks:
+                return
+            self._drop((engine, request))
             debt = self._debts.get(engine)
             if debt is not None:
                 self._owe(debt, request, promise.compute_tokens)

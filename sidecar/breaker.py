@@ -152,13 +152,13 @@ class Breakers:
         return self._rule(condition).threshold
 
     def check(self) -> None:
-        """Right before bytes are released: raises `Unavailable` while a trip refuses them.
+        """Right before bytes are released: raises `Halted` while a trip refuses them.
 
         Under engine-only a load that was judged before may end: only its speed was at fault, or
         the blocks that did not open, and each of them is a miss by itself.
         """
         if self._in_force.get((Scope.NODE, "")) is Action.REFUSE:
-            raise Unavailable("a breaker refuses every release")
+            raise Halted("a breaker refuses every release")
 
     def note(self, condition: Condition, bad: float, cases: float, about: str = "") -> None:
         """Count cases of `about`, an engine or a tenant; trips at once where that is due."""
@@ -359,6 +359,12 @@ class Deleted(Refused):
     """A block of something deleted was about to be released. It was not."""
 
     code = "deleted"
+
+
+class Halted(Unavailable):
+    """A tripped breaker refuses every release."""
+
+    code = "halted"
 
 
 def _weight(action: Action) -> int:

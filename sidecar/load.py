@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from sidecar.breaker import Crossed, Deleted
+from sidecar.breaker import Crossed, Deleted, Halted
 from sidecar.clocks import NS
 from sidecar.parts import Parts
 from sidecar.patience import Patience
@@ -176,7 +176,10 @@ class LoadTransfer:
         finally:
             self.ended.set()
             self._request.transfers.discard(self)
-            self._depot.appraiser.brought(self._shard.engine, self._request.name)
+            layout = self._shard.layout
+            self._depot.appraiser.brought(
+                self._shard.engine, self._request.name, layout.tp_size * layout.pp_size
+            )
         if self._stopped:
             # What the second look caught has fenced the request itself: that stays the reason.
             caught = reason is Reason.BREAKER
@@ -492,7 +495,7 @@ class LoadTransfer:
 
 def reason_of(error: StrongroomError) -> Reason:
     match error:
-        case Crossed() | Deleted():
+        case Crossed() | Deleted() | Halted():
             return Reason.BREAKER
         case Fenced() | Refused():
             return Reason.REVOKED

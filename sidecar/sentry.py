@@ -61,7 +61,7 @@ class Sentry:
     def look(self, grant: GrantClaims, tenant: ComponentId, namespace: NamespaceId) -> None:
         """Right before a release: `tenant` and `namespace` are what the opened header says.
 
-        Raises `Crossed`, `Deleted`, or `Unavailable` while a trip refuses every release.
+        Raises `Crossed`, `Deleted`, or `Halted` while a trip refuses every release.
         """
         self._breakers.check()
         self.looks += 1

@@ -203,7 +203,7 @@ class SchedulerSession:
         earlier, self.joined.scheduler = self.joined.scheduler, self
         if earlier is not None:
             earlier.connection.close(Conflict("a newer scheduler connection took over"))
-            self.joined.requests.cancel_all(self._now())
+            self._cancel_all()
         self.tell_lease()
         try:
             async with asyncio.TaskGroup() as self._tasks:
@@ -216,7 +216,12 @@ class SchedulerSession:
             if self.joined.scheduler is self:
                 self.joined.scheduler = None
                 self._bench.depot.watch.engine_gone(self.joined.greeting.engine)
-                self.joined.requests.cancel_all(self._now())
+                self._cancel_all()
+
+    def _cancel_all(self) -> None:
+        for request in self.joined.requests:
+            self._bench.depot.appraiser.dropped(self.joined.greeting.engine, request.name)
+        self.joined.requests.cancel_all(self._now())
 
     def tell_lease(self) -> None:
         """Until when verdicts count. Nothing is said while the sidecar may not serve."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from sidecar.decision import Offer, Recompute, Restore, Stored, Why
 from storage.tiers.protocol import TierName
 from strongroom.log import InvalidationKind
 from strongroom.wire.frames import Finish, Report
+from tests.sidecar.conftest import PROMPT
 from tests.sidecar.harness import ENGINE, ManualClock, World, harness
 
 TOKENS = 320
@@ -188,3 +190,35 @@ def test_probes_that_change_nothing_get_rarer() -> None:
     assert not probed()
     clock.advance(61)
     assert probed()
+
+
+async def test_a_scheduler_that_is_replaced_leaves_no_promise(tmp_path: Path) -> None:
+    async with harness(tmp_path) as world:
+        engine = await world.engine()
+        granted = world.control.grant(world.tenant, PROMPT)
+        assert await engine.compute_and_save("saved", granted) == 5
+        assert (await engine.open("r", granted)).tokens == 288
+        backlog = world.sidecar.appraiser.backlog
+        assert backlog.restoring_bytes(TierName.HOST) > 0
+        newer = await world.connect("scheduler")
+        async with asyncio.timeout(20):
+            while backlog.restoring_bytes(TierName.HOST):
+                await asyncio.sleep(0)
+        await newer.close()
+
+
+async def test_each_rank_brings_its_part_of_a_promise(tmp_path: Path) -> None:
+    async with harness(tmp_path) as world:
+        engine = await world.engine(2)
+        granted = world.control.grant(world.tenant, PROMPT)
+        await engine.open("w", granted)
+        for rank in (0, 1):
+            assert await engine.save("w", PROMPT, 288, rank) == 5
+        assert (await engine.open("r", granted)).tokens == 288
+        backlog = world.sidecar.appraiser.backlog
+        whole = backlog.restoring_bytes(TierName.HOST)
+        for rank, left in ((0, whole // 2), (1, 0)):
+            assert (await engine.load("r", 0, 288, rank)).ok
+            async with asyncio.timeout(20):
+                while backlog.restoring_bytes(TierName.HOST) != left:
+                    await asyncio.sleep(0)

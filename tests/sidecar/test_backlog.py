@@ -67,6 +67,17 @@ def test_tokens_are_owed_once_the_prefix_is_there() -> None:
     assert backlog.owed_tokens("e") == 1400
 
 
+def test_a_promise_ends_with_the_last_of_its_ranks() -> None:
+    backlog = Backlog(ManualClock())
+    backlog.promise("e", "1", {HOST: 100}, 400)
+    backlog.moved("e", "1", HOST, 50)
+    backlog.brought("e", "1", ranks=2)
+    assert (backlog.restoring_bytes(HOST), backlog.owed_tokens("e")) == (50, 0)
+    backlog.moved("e", "1", HOST, 50)
+    backlog.brought("e", "1", ranks=2)
+    assert (backlog.restoring_bytes(HOST), backlog.owed_tokens("e")) == (0, 400)
+
+
 def test_a_request_that_is_dropped_while_it_loads_owes_nothing() -> None:
     backlog = Backlog(ManualClock())
     backlog.promise("e", "1", {HOST: 100}, 400)

@@ -96,6 +96,19 @@ async def test_the_right_party_restores_and_nothing_is_detected(stored: Stored) 
     assert stored.world.sidecar.watch.breakers.action is Action.NONE
 
 
+async def test_a_load_that_a_tripped_breaker_refuses_is_on_record_as_that(
+    stored: Stored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert await stored.hits("r", stored.grant()) == 288
+    breakers = stored.world.sidecar.watch.breakers
+    # Otherwise the trip itself fences the request.
+    monkeypatch.setattr(breakers, "_fence_all", lambda: None)
+    breakers.note(Condition.READABLE, 1, 1)
+    assert not (await stored.engine.load("r", 0, 64)).ok
+    counts = stored.world.sidecar.audit.counts
+    await until(lambda: counts["load", "failed", "breaker"] == 1)
+
+
 @pytest.mark.parametrize("second_look", [True, False])
 async def test_a_layer_of_another_tenants_block_is_not_released_before_its_part(
     stored: Stored, turns: OneByOne, monkeypatch: pytest.MonkeyPatch, second_look: bool
