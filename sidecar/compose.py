@@ -303,7 +303,7 @@ def _build(
     gate = Gate(log, clocks)
     ring = KeyRing(clocks.boot)
     audit = Audit(spool, log, clocks)
-    leases = KeyLeases(client, ring, log, clocks)
+    leases = KeyLeases(client, ring, log, clocks, store.namespaces)
     live = LiveRequests()
     rooms = Rooms()
     invalidation = Invalidation(

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from sidecar.clocks import Clocks
+from sidecar.clocks import NS, Clocks
 from sidecar.control_client import ControlClient, KeyLease, ServingLease
 from sidecar.gate import Gate
 from sidecar.logstate import LogBroken, LogState
@@ -29,6 +29,9 @@ _log = logging.getLogger(__name__)
 
 _RETRY_S: Final = 0.25
 _REFRESH_FRACTION: Final = 3
+TRIMMED_FROM: Final = 10_000
+"""So many namespaces are remembered without a look at what is stored."""
+_KEPT_NS: Final = 3600 * NS
 
 
 class LogKeeper(Protocol):
@@ -107,9 +110,20 @@ class KeyCounts:
 
 
 class KeyLeases:
-    """Brings namespace secrets into the key ring, and knows what each depends on."""
+    """Brings namespace secrets into the key ring, and knows what each depends on.
 
-    def __init__(self, client: ControlClient, ring: KeyRing, log: LogState, clocks: Clocks) -> None:
+    That is remembered for what is stored, and for an hour after a lease, since a save may still
+    store it. The rest is forgotten each time that as many have come as were kept the last time.
+    """
+
+    def __init__(
+        self,
+        client: ControlClient,
+        ring: KeyRing,
+        log: LogState,
+        clocks: Clocks,
+        stored: Callable[[], Collection[NamespaceId]] | None = None,
+    ) -> None:
         self._client = client
         self._ring = ring
         self._log = log
@@ -117,6 +131,8 @@ class KeyLeases:
         self._flights: dict[str, _Flight] = {}
         self._refresh_ns: dict[NamespaceId, int] = {}
         self._components: dict[NamespaceId, frozenset[ComponentId]] = {}
+        self._stored = stored
+        self._trim_at = TRIMMED_FROM
         self.counts = KeyCounts()
 
     async def ensure(self, token: str, grant: GrantClaims) -> None:
@@ -167,6 +183,21 @@ class KeyLeases:
         self._components.clear()
         self._refresh_ns.clear()
 
+    def _trim(self) -> None:
+        if self._stored is not None:
+            stored = self._stored()
+            before_ns = self._clocks.boot() - _KEPT_NS
+            self.forget(
+                [
+                    name
+                    for name in self._components
+                    if name not in stored
+                    and not self._ring.holds(name)
+                    and self._refresh_ns.get(name, 0) < before_ns
+                ]
+            )
+        self._trim_at = max(TRIMMED_FROM, 2 * len(self._components))
+
     def _lacking(self, grant: GrantClaims) -> bool:
         now = self._clocks.boot()
         return any(
@@ -192,6 +223,8 @@ class KeyLeases:
                 self._components[key.namespace] = components
                 self._refresh_ns[key.namespace] = refresh_ns
             self.counts.leased += 1
+            if len(self._components) >= self._trim_at:
+                self._trim()
         except Refused:
             self.counts.dropped += 1
             raise

@@ -157,3 +157,35 @@ async def test_an_answer_that_is_older_than_another_takes_no_time_away(
         hold.set()
     assert await leases(wire) == [world.sidecar.gate.require()] * 2
     await wire.close()
+
+
+async def test_namespaces_of_which_nothing_is_stored_are_forgotten_in_time(
+    stored: Stored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, keys = stored.world, stored.world.sidecar.keys
+    kept = keys.known()
+    assert kept <= world.sidecar.store.namespaces()
+    monkeypatch.setattr("sidecar.leases.TRIMMED_FROM", 0)
+
+    async def lease_another(name: str) -> None:
+        tenant = world.control.tenant()
+        granted = world.control.grant(tenant, stored.prompt)
+        assert (await stored.engine.open(name, granted)).allowed
+
+    await lease_another("one")
+    known = keys.known()
+    assert known > kept
+    keys._trim_at = 0
+    await lease_another("two")
+    assert keys.known() > known, "leased a moment ago: a save may still store it"
+    monkeypatch.setattr("sidecar.leases._KEPT_NS", -(10**18))
+    keys._trim_at = 0
+    await lease_another("three")
+    assert len(keys.known() - kept) == 3, "their keys are held"
+    world.sidecar.ring.drop_all()
+    keys._trim_at = 0
+    await lease_another("four")
+    assert len(keys.known() - kept) == 1
+    assert keys.known() > kept
+    # What is stored is still found by the components that it depends on.
+    assert keys.depending([world.tenant.everyone]) == kept
