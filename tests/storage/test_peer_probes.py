@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -207,7 +207,7 @@ class FullOnce(RegionFiles):
 
     full = False
 
-    def write(self, region: Region, offset: int, data: list[memoryview]) -> None:
+    def write(self, region: Region, offset: int, data: Sequence[memoryview]) -> None:
         if FullOnce.full and offset:
             FullOnce.full = False
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
