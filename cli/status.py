@@ -14,6 +14,7 @@ from typing import Any, Final
 import httpx
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from cli.api import ApiProblem, read_token
 from strongroom.errors import Misuse, Unavailable
@@ -127,10 +128,10 @@ def _queues(found: dict[str, Any]) -> Table:
     rungs = found["pressure"]
     for queue in found["queues"]:
         name = queue["name"].removeprefix("strongroom-")
-        rung = rungs["host_queue" if name == "crypto" else "disk_queue"]
+        rung = rungs.get("host_queue" if name == "crypto" else "disk_queue")
         table.add_row(name, str(queue["depth"]), str(queue["limit"]), _rung(rung))
-    table.add_row("host tier", "", "", _rung(rungs["host_tier"]))
-    table.add_row("nvme errors", "", "", _rung(rungs["nvme_errors"]))
+    table.add_row("host tier", "", "", _rung(rungs.get("host_tier")))
+    table.add_row("nvme errors", "", "", _rung(rungs.get("nvme_errors")))
     table.add_row("transfers", str(found["transfers_in_flight"]), "", "")
     table.add_row("prefetches", str(found["prefetch_pending"]), "", "")
     return table
@@ -158,7 +159,8 @@ def _breakers(breakers: list[dict[str, Any]]) -> Table:
         reading = breaker["reading"]
         table.add_row(
             breaker["name"],
-            f"[{_COLOURS[breaker['state']]}]{breaker['state']}[/]",
+            # A newer sidecar may know states that this does not.
+            Text(breaker["state"], style=_COLOURS.get(breaker["state"], "")),
             "" if reading is None else f"{reading:.3g}",
             f"{breaker['threshold']:.3g}",
             breaker["at"],
@@ -174,7 +176,9 @@ def _for_whom(tripped_for: list[str]) -> str:
     return ", ".join(shown) + (f" and {more} more" if more else "")
 
 
-def _rung(rung: int) -> str:
+def _rung(rung: int | None) -> str:
+    if rung is None:
+        return "unknown"
     return "normal" if rung == 0 else f"[yellow]step {rung}[/]"
 
 

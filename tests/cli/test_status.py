@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import http.server
+import io
 import json
 import socket
 import threading
@@ -13,6 +14,7 @@ from typing import ClassVar
 
 import httpx
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from cli import status
@@ -74,6 +76,19 @@ async def test_status_shows_tiers_engines_breakers_and_what_is_in_force(tmp_path
             assert any(all(word in row for word in line) for row in shown.output.splitlines())
         as_json = await run("status", "--at", door(tmp_path), "--json")
         assert json.loads(as_json.output)["action"] == "engine_only"
+
+
+async def test_a_state_that_only_a_newer_sidecar_knows_is_shown_as_it_is(tmp_path: Path) -> None:
+    async with harness(tmp_path, metrics_listen=door(tmp_path)):
+        as_json = await run("status", "--at", door(tmp_path), "--json")
+    found = json.loads(as_json.output)
+    found["breakers"][0]["state"] = "[bold]melted[/]"
+    found["pressure"].clear()
+    console = Console(width=200, record=True, file=io.StringIO())
+    status.show(found, console)
+    shown = console.export_text()
+    assert "[bold]melted[/]" in shown
+    assert "unknown" in shown
 
 
 async def test_clear_needs_the_token_and_arms_the_breaker(tmp_path: Path) -> None:
