@@ -61,7 +61,10 @@ class OffloadPipeline:
         self._clock = clock
         self._settings = settings
         self._news = asyncio.Event()
-        self._offloads = Offloads(dirty, clock, settings, self._news.set, residency.host.weight)
+        host = residency.host
+        self._offloads = Offloads(
+            dirty, clock, settings, self._news.set, host.weight, host.leave_guarantees
+        )
         self._request_ended = False
         self._hurried = 0
         self._closed = False

@@ -98,6 +98,10 @@ class _Held:
 _NOTHING: Final = _Held()
 
 
+def _always(_: Mapping[ComponentId, int]) -> bool:
+    return True
+
+
 class Batch:
     """A closed batch; a member leaves when it is committed or ends."""
 
@@ -118,7 +122,11 @@ class Offloads:
         settings: OffloadSettings,
         changed: Callable[[], None],
         weight: Weight = equal_weights,
+        leave_guarantees: Callable[[Mapping[ComponentId, int]], bool] = _always,
     ) -> None:
+        """`leave_guarantees` says whether the host tier's guarantees allow so many bytes of each
+        tenant that can't be evicted.
+        """
         self.queued: dict[Offload, None] = {}
         self.judging: dict[Offload, None] = {}
         self.gathered: dict[Offload, None] = {}
@@ -131,6 +139,7 @@ class Offloads:
         self._settings = settings
         self._changed = changed
         self._weight = weight
+        self._leave_guarantees = leave_guarantees
         self._held: dict[ComponentId, _Held] = {}
         """What each tenant has under way."""
         self._in_hand: dict[int, Batch] = {}
@@ -162,6 +171,10 @@ class Offloads:
         """Whether such a block may come in now."""
         pressure = self._pressure_of(candidate.tenant, candidate.nbytes)
         if pressure >= 1.0 or not self._admission:
+            return False
+        stuck = Counter({name: held.nbytes for name, held in self._held.items()})
+        stuck[candidate.tenant] += candidate.nbytes
+        if not self._leave_guarantees(stuck):
             return False
         bar = max((pressure - _EASY) / (1.0 - _EASY) * 100, (1.0 - self._admission) * _BAR_MAX)
         return candidate.retention.priority >= bar

@@ -100,12 +100,13 @@ class Shares:
         cap = self.cap(tenant)
         return nbytes if cap is None else min(nbytes, cap)
 
-    def unguaranteed(self, tenant: ComponentId) -> int:
-        """Bytes of the tier that no other tenant's guarantee binds."""
-        if self._capacity_bytes is None:
-            raise Misuse("the tier's capacity is not known", field="capacity_bytes")
-        bound = sum(self.guaranteed(name) for name in self._guaranteed if name != tenant)
-        return max(0, self._capacity_bytes - bound)
+    def leave_guarantees(self, stuck: Mapping[ComponentId, int]) -> bool:
+        """Whether every guarantee could still be kept if these bytes stayed for long."""
+        if self._capacity_bytes is None or not self._guaranteed:
+            return True
+        bound = sum(self.guaranteed(name) for name in self._guaranteed)
+        beyond = sum(max(0, nbytes - self.guaranteed(name)) for name, nbytes in stuck.items())
+        return beyond <= self._capacity_bytes - bound
 
     def weight(self, tenant: ComponentId) -> float:
         """Its part of what is not guaranteed, against the others' weights."""

@@ -191,9 +191,9 @@ class HostTier:
         """The block that may be here does not wait to be written behind any more."""
         self._index.unpark(address)
 
-    def unguaranteed(self, tenant: ComponentId) -> int:
-        """Bytes of the tier that no other tenant's guarantee binds."""
-        return self._shares.unguaranteed(tenant)
+    def leave_guarantees(self, stuck: Mapping[ComponentId, int]) -> bool:
+        """Whether every guarantee could still be kept if these bytes stayed for long."""
+        return self._shares.leave_guarantees(stuck)
 
     def abandon(self, block: Reserved | Sealed) -> None:
         """Give the room of an unpublished block back, its bytes overwritten."""

@@ -5,18 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from random import Random  # noqa: TID251 - seeded by the test
 
 import pytest
 
-from storage.block import BlockAddress
+from storage.block import BlockAddress, BlockContext
+from storage.compose import StoreSettings, open_store
 from storage.envelope import Sealer
 from storage.extents import Extents
+from storage.faulty import Call, Faulty, Hold
+from storage.fence import Fence
 from storage.lifecycle import weaken
 from storage.shares import Share
+from storage.store import BlockStore
 from storage.tiers.host import HostTier
 from strongroom.errors import Overloaded
-from tests.storage.support import KEYS, FakeClock, component, context
+from tests.storage.support import KEYS, FakeClock, component, context, plaintext
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -206,6 +211,41 @@ def test_a_tenant_at_its_cap_looks_at_a_bounded_number_of_blocks() -> None:
     assert looked <= 600
 
 
-def test_what_no_other_guarantee_binds() -> None:
+def test_bytes_that_stay_are_bounded_by_what_is_not_guaranteed_to_others() -> None:
     arena = Arena(16 * MIB, t2=Share(guaranteed_bytes=12 * MIB))
-    assert [arena.tier.unguaranteed(component(n)) for n in (1, 2)] == [4 * MIB, 16 * MIB]
+    assert arena.tier.leave_guarantees({component(1): 4 * MIB, component(2): 12 * MIB})
+    assert not arena.tier.leave_guarantees({component(1): 3 * MIB, component(3): 2 * MIB})
+    assert not arena.tier.leave_guarantees({component(2): 17 * MIB})
+
+
+async def test_a_guarantee_holds_while_anothers_blocks_wait_for_a_slow_disk(folder: Path) -> None:
+    faulty, slow = Faulty(), Hold()
+    wanted = StoreSettings(
+        host_bytes=8 * MIB,
+        host_shares={component(2): Share(guaranteed_bytes=6 * MIB)},
+        nvme_path=folder,
+        nvme_bytes=32 * MIB,
+        region_bytes=8 * MIB,
+        crypto_threads=1,
+        lock_memory=False,
+    )
+    async with open_store(wanted, make_files=faulty.make_files) as store:
+        faulty.script(Call.WRITE, slow, times=None, where=lambda made: made.offset > 0)
+        assert store._offload is not None
+        store._offload._settings = replace(store._offload._settings, room_wait_s=0.0)
+        segments = (256 * KIB - 4096,)
+        for number in range(16):
+            await save(store, context(number, tenant=1, room=1, segments=segments))
+        for number in range(100, 123):
+            await save(store, context(number, tenant=2, room=2, segments=segments))
+        assert store._host.used()[component(2)] == 23 * 256 * KIB
+        slow.let_go.set()
+
+
+async def save(store: BlockStore, wanted: BlockContext) -> None:
+    assert (await store.save(wanted, KEYS, plaintext(wanted), Fence())).stored
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "nvme"
