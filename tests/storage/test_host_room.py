@@ -16,6 +16,7 @@ from storage.envelope import Sealer
 from storage.extents import Extents
 from storage.faulty import Call, Faulty, Hold
 from storage.fence import Fence
+from storage.header import record_bytes
 from storage.lifecycle import weaken
 from storage.shares import Share
 from storage.store import BlockStore
@@ -233,13 +234,16 @@ async def test_a_guarantee_holds_while_anothers_blocks_wait_for_a_slow_disk(fold
         faulty.script(Call.WRITE, slow, times=None, where=lambda made: made.offset > 0)
         assert store._offload is not None
         store._offload._settings = replace(store._offload._settings, room_wait_s=0.0)
-        segments = (256 * KIB - 4096,)
-        for number in range(16):
-            await save(store, context(number, tenant=1, room=1, segments=segments))
-        for number in range(100, 123):
-            await save(store, context(number, tenant=2, room=2, segments=segments))
-        assert store._host.used()[component(2)] == 23 * 256 * KIB
-        slow.let_go.set()
+        segments = (256 * KIB - 8192,)
+        assert record_bytes(segments) == 256 * KIB
+        try:
+            for number in range(16):
+                await save(store, context(number, tenant=1, room=1, segments=segments))
+            for number in range(100, 123):
+                await save(store, context(number, tenant=2, room=2, segments=segments))
+            assert store._host.used()[component(2)] == 23 * 256 * KIB
+        finally:
+            slow.let_go.set()
 
 
 async def save(store: BlockStore, wanted: BlockContext) -> None:
