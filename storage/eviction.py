@@ -123,12 +123,13 @@ class _Queue:
 
 
 class _Tenant:
-    """A tenant's queues, by priority."""
+    """A tenant's queues, by priority; forgotten with its last block."""
 
-    __slots__ = ("name", "queues")
+    __slots__ = ("blocks", "name", "queues")
 
     def __init__(self, name: ComponentId) -> None:
         self.name = name
+        self.blocks = 0
         self.queues: dict[int, _Queue] = {}
 
     def is_high_full(self, share_max: float) -> bool:
@@ -169,7 +170,8 @@ class Eviction:
         self._nbytes = array.array("Q")
         self._free = NONE
         self._count = 0
-        self._queues: list[_Queue] = []
+        self._queues: list[_Queue | None] = []
+        self._free_queues: list[int] = []
         self._tenants: dict[ComponentId, _Tenant] = {}
         self._due: dict[int, array.array[int]] = {}
         """Stamps of blocks whose priority runs out, by the tick when it does."""
@@ -214,7 +216,7 @@ class Eviction:
 
     def tenant(self, slot: int) -> ComponentId:
         """Whose block it is."""
-        return self._queues[self._queue[slot]].tenant.name
+        return self._queue_at(slot).tenant.name
 
     def parent(self, slot: int) -> int:
         """The slot of the block's parent, or `NONE`."""
@@ -226,7 +228,7 @@ class Eviction:
 
     def rank(self, slot: int) -> tuple[bool, int, bool, int]:
         """Where a block stands among its tenant's: the least leaves first, as in `victims`."""
-        queue = self._queues[self._queue[slot]]
+        queue = self._queue_at(slot)
         is_high = queue.level > PRIORITY_DEFAULT
         is_cheap = is_high and queue.tenant.is_high_full(self._settings.high_share_max)
         fresh_pay = queue.fresh.nbytes >= queue.fresh_share * queue.nbytes
@@ -235,7 +237,7 @@ class Eviction:
 
     def retention(self, slot: int) -> Retention:
         """How a copy of the block in another tier is kept: its priority, unless that runs out."""
-        level = self._queues[self._queue[slot]].level
+        level = self._queue_at(slot).level
         return Retention() if self._timed[slot] else Retention(level)
 
     def add(
@@ -250,6 +252,7 @@ class Eviction:
             queue.came_back(nbytes, as_proven=left_as)
         self._state[slot] = _State.PROVEN if known else _State.FRESH
         self._queue[slot] = queue.number
+        queue.tenant.blocks += 1
         self._parent[slot] = parent
         self._children[slot] = 0
         now = self._used(slot)
@@ -269,7 +272,7 @@ class Eviction:
     def touch(self, slot: int) -> None:
         """Count a use."""
         self._used(slot)
-        queue = self._queues[self._queue[slot]]
+        queue = self._queue_at(slot)
         proven = queue.proven
         if self._state[slot] == _State.FRESH:
             if self._linked[slot]:
@@ -290,6 +293,10 @@ class Eviction:
         chain.nbytes -= self._nbytes[slot]
         if self._linked[slot]:
             self._unlink(chain, slot)
+        tenant = self._queue_at(slot).tenant
+        tenant.blocks -= 1
+        if not tenant.blocks:
+            self._forget(tenant)
         self._count -= 1
         parent = self._parent[slot]
         if parent != NONE:
@@ -502,12 +509,27 @@ class Eviction:
             tenant = self._tenants[name] = _Tenant(name)
         queue = tenant.queues.get(level)
         if queue is None:
-            queue = tenant.queues[level] = _Queue(len(self._queues), tenant, level)
-            self._queues.append(queue)
+            if not self._free_queues:
+                self._free_queues.append(len(self._queues))
+                self._queues.append(None)
+            queue = tenant.queues[level] = _Queue(self._free_queues.pop(), tenant, level)
+            self._queues[queue.number] = queue
         return queue
 
-    def _chain(self, slot: int) -> _Chain:
+    def _queue_at(self, slot: int) -> _Queue:
         queue = self._queues[self._queue[slot]]
+        assert queue is not None
+        return queue
+
+    def _forget(self, tenant: _Tenant) -> None:
+        """Who was here once costs no walk anything; a slot without a block names no queue."""
+        del self._tenants[tenant.name]
+        for queue in tenant.queues.values():
+            self._queues[queue.number] = None
+            self._free_queues.append(queue.number)
+
+    def _chain(self, slot: int) -> _Chain:
+        queue = self._queue_at(slot)
         return queue.fresh if self._state[slot] == _State.FRESH else queue.proven
 
     def _without_children(self, parent: int) -> None:

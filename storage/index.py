@@ -56,6 +56,8 @@ class Index:
         self._namespace = array.array("I")
         self._offset = array.array("Q")
         self._names: list[NamespaceId] = []
+        """By number; a number whose last row has gone is given to the next new name."""
+        self._free_numbers: list[int] = []
         self._numbers: dict[NamespaceId, int] = {}
         self._in_namespace: dict[int, int] = {}
         self._tenant_of: dict[int, ComponentId] = {}
@@ -149,6 +151,8 @@ class Index:
         self._in_namespace[number] -= 1
         if not self._in_namespace[number]:
             del self._in_namespace[number], self._tenant_of[number]
+            del self._numbers[row.resident.namespace]
+            self._free_numbers.append(number)
         self._pins.pop(slot, None)
         self._eviction.remove(slot, packed)
         return row
@@ -264,16 +268,28 @@ class Index:
 
         It walks the whole index by slot number and copies nothing. Between two lists the caller
         may let others run; it finds what was here from the beginning and is still here then.
+        What it costs follows the rows, not how many namespaces there ever were.
         """
-        numbers = {self._numbers[name] for name in namespaces if name in self._numbers}
+        wanted = tuple(namespaces)
+        here: set[NamespaceId] = set()
+        for first in range(0, len(wanted), step):
+            here.update(name for name in wanted[first : first + step] if name in self._numbers)
+            if first + step < len(wanted):
+                yield []
+        left = list(here)
         first = 0
         while first < len(self._namespace):
-            if not any(number in self._in_namespace for number in numbers):
+            while left and left[-1] not in self._numbers:
+                left.pop()
+            if not left:
                 return
             last = min(first + step, len(self._namespace))
+            rows = self._namespace[first:last]
+            # By name: a number may have been given to another namespace meanwhile.
+            numbers = {number for number in set(rows) if self._names[number] in here}
             yield [
                 self._address(slot)
-                for slot, number in enumerate(self._namespace[first:last], first)
+                for slot, number in enumerate(rows, first)
                 if number in numbers and self._eviction.is_here(slot)
             ]
             first = last
@@ -316,7 +332,9 @@ class Index:
     def _number(self, name: NamespaceId) -> int:
         number = self._numbers.get(name)
         if number is None:
-            number = len(self._names)
-            self._names.append(name)
-            self._numbers[name] = number
+            if not self._free_numbers:
+                self._free_numbers.append(len(self._names))
+                self._names.append(name)
+            number = self._numbers[name] = self._free_numbers.pop()
+            self._names[number] = name
         return number
