@@ -32,7 +32,7 @@ from storage.block import BlockAddress
 from storage.fence import Fence
 from storage.header import HEADER_BYTES, Header, clear_placement, read_header
 from storage.lifecycle import Reserved, Resident, weaken
-from storage.residency import Residency
+from storage.residency import Copies, Residency
 from storage.retention import Retention
 from storage.tiers.nvme import NvmeTier
 from storage.tiers.protocol import TierName
@@ -119,7 +119,7 @@ class _Counts:
     overdue: int = 0
 
 
-FailedToRead = Callable[[BlockAddress, StrongroomError], StrongroomError]
+FailedToRead = Callable[[BlockAddress, Copies, StrongroomError], StrongroomError]
 """Counts a block that could not be read, drops it where it must be; returns what to raise."""
 
 
@@ -312,7 +312,7 @@ class Onboarding:
             if here is None and residency.nvme is not None:
                 resident = residency.nvme.resident(address)
             if resident is None:
-                raise self._owner.failed(address, Missing("not resident"))
+                raise self._failed(address, Missing("not resident"))
             residency.check(resident.namespace, self._fence)
             if here is not None:
                 self._hold(index, here, TierName.HOST)
@@ -377,7 +377,7 @@ class Onboarding:
         host = self._residency.host
         try:
             if error is not None:
-                raise self._owner.failed(state.address, error)
+                raise self._failed(state.address, error, state.resident)
             if self._owner.clock() >= state.deadline_ns:
                 self._owner.counts.overdue += 1
                 raise Overloaded("read too late")
@@ -408,12 +408,20 @@ class Onboarding:
         try:
             header = read_header(memoryview(bytes(record[:HEADER_BYTES])))
         except Corrupt as error:
-            raise self._owner.failed(state.address, error) from error
+            raise self._failed(state.address, error, state.resident) from error
         found, resident = header.context, state.resident
         named = (state.address, resident.tenant, resident.namespace, resident.nbytes)
         if (found.address, found.tenant, found.namespace, header.record_bytes) != named:
-            raise self._owner.failed(state.address, Corrupt("the record is another block's"))
+            wrong = Corrupt("the record is another block's")
+            raise self._failed(state.address, wrong, state.resident)
         return header
+
+    def _failed(
+        self, address: BlockAddress, error: StrongroomError, read: Resident | None = None
+    ) -> StrongroomError:
+        """`read` is the writing on NVMe that was read: no other one is dropped for it."""
+        nvme = None if read is None else weaken(read)
+        return self._owner.failed(address, Copies(None, nvme), error)
 
     def _hold(self, index: int, resident: Resident, tier: TierName) -> None:
         stack = ExitStack()

@@ -22,7 +22,7 @@ from storage.crypto import Cipher, Opened
 from storage.fence import Fence, Fenced
 from storage.header import Header, clear_placement, record_bytes
 from storage.lifecycle import Reserved, Resident
-from storage.residency import Residency
+from storage.residency import Copies, Residency
 from storage.tiers.nvme import NvmeTier
 from storage.tiers.protocol import TierName
 from strongroom.derivation import NamespaceKeys
@@ -102,18 +102,23 @@ class Opening:
         """A frozen snapshot."""
         return OpeningStatistics(dict(self._hits), self._misses, self._quarantined, self._fenced)
 
-    def failed(self, address: BlockAddress, error: StrongroomError) -> StrongroomError:
-        """Count a block that did not come, and drop it where it must be; what to raise."""
+    def failed(
+        self, address: BlockAddress, copies: Copies, error: StrongroomError
+    ) -> StrongroomError:
+        """Count a block that did not come, and drop it where it must be; what to raise.
+
+        `copies` is what there was of it when it was begun: a copy that was saved since is good.
+        """
         match error:
             case Missing():
                 # Absent, or here in another layout: that one makes way for what is saved next.
                 self._misses += 1
-                self._residency.drop_everywhere(address)
+                self._residency.drop(copies)
                 return error
             case Corrupt():
                 self._quarantined += 1
                 block = self._residency.resident(address)
-                self._residency.drop_everywhere(address)
+                self._residency.drop(copies)
                 if block is not None:
                     self.told(block)
                 _log.warning("a block did not open and was dropped (rank %d)", address.rank)
@@ -121,7 +126,7 @@ class Opening:
             case Unavailable():
                 # The device failed, not the block's key: it may be saved again at once.
                 self._misses += 1
-                self._residency.drop_everywhere(address)
+                self._residency.drop(copies)
                 return Missing("the tier that holds it failed")
             case _:
                 return error
@@ -135,6 +140,7 @@ class Opening:
     ) -> tuple[TierName, Header]:
         residency = self._residency
         tier = residency.tier_of(context.address)
+        copies = residency.copies(context.address)
         opened: Header | None = None
         try:
             if tier is TierName.HOST:
@@ -147,7 +153,7 @@ class Opening:
             else:
                 _refuse_absent()
         except (Missing, Corrupt, Unavailable) as error:
-            cause = self.failed(context.address, error)
+            cause = self.failed(context.address, copies, error)
             if cause is error:
                 raise
             raise cause from error

@@ -4,22 +4,31 @@ Rules:
 - Everything here is memory only and runs on the event loop's thread; a step is atomic.
 - `retired` only grows. Every lookup, load, save and publish consults it, so that retiring costs
   the same for any number of blocks.
-- A block's copies are one writing: where one is damaged, every copy is dropped.
+- A block's copies are one writing: where one is damaged, every copy of that writing is dropped.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 
 from storage.block import BlockAddress, BlockContext, pack_rank
 from storage.fence import Fence, Fenced
 from storage.header import record_bytes
-from storage.lifecycle import Reserved, Resident
+from storage.lifecycle import Reserved, Resident, WeakReference, weaken
 from storage.tiers.host import HostTier
 from storage.tiers.nvme import NvmeTier
 from storage.tiers.protocol import TierName
 from strongroom.blocks import BlockId
 from strongroom.identity import NamespaceId
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """The writing of a block that each tier had at one moment."""
+
+    host: WeakReference | None
+    nvme: WeakReference | None
 
 
 class Residency:
@@ -104,6 +113,22 @@ class Residency:
             context.namespace,
             record_bytes(context.segment_bytes),
         )
+
+    def copies(self, address: BlockAddress) -> Copies:
+        """What there is of a block now."""
+        host = self.host.resident(address)
+        nvme = None if self.nvme is None else self.nvme.resident(address)
+        return Copies(
+            None if host is None else weaken(host), None if nvme is None else weaken(nvme)
+        )
+
+    def drop(self, copies: Copies) -> None:
+        """None of these is tried again. What was stored anew meanwhile stays."""
+        for tier, reference in ((self.host, copies.host), (self.nvme, copies.nvme)):
+            if tier is not None and reference is not None:
+                found = tier.resident(reference.address)
+                if found is not None and found.stamp == reference.stamp:
+                    tier.drop(reference.address)
 
     def drop_everywhere(self, address: BlockAddress) -> None:
         """Every copy is one writing: none is tried again."""

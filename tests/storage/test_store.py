@@ -16,6 +16,7 @@ import pytest
 
 from storage.block import BlockAddress, BlockContext
 from storage.compose import StoreSettings, open_store
+from storage.faulty import Call, Faulty, Hold
 from storage.fence import Fence, Fenced
 from storage.header import record_bytes
 from storage.memory import wipe
@@ -28,8 +29,16 @@ from storage.store import BlockStore
 from storage.tiers.protocol import TierName, TierStatistics
 from storage.tiers.regions import Region, RegionFiles
 from strongroom.derivation import NamespaceKeys
-from strongroom.errors import Corrupt, Missing, Misuse, Overloaded, QuotaExceeded
+from strongroom.errors import (
+    Corrupt,
+    Missing,
+    Misuse,
+    Overloaded,
+    QuotaExceeded,
+    StrongroomError,
+)
 from strongroom.identity import NamespaceId
+from tests.storage.nvme_support import entered
 from tests.storage.offload_rig import Judge
 from tests.storage.support import (
     CANARY,
@@ -680,3 +689,42 @@ async def test_no_plaintext_is_in_any_file_nor_in_the_arena(
         assert context().tenant not in path.name
     for secret in (CANARY.decode(), KEYS.data.hex(), component(1), namespace(1)):
         assert secret not in caplog.text
+
+
+@pytest.mark.parametrize("saved_anew", [True, False])
+async def test_a_damaged_copy_takes_no_good_one_with_it_that_was_saved_meanwhile(
+    folder: Path, *, saved_anew: bool
+) -> None:
+    faulty, hold, wanted = Faulty(), Hold(), context()
+    async with open_store(settings(folder), make_files=faulty.make_files) as store:
+        await save(store, wanted)
+        await store.flush()
+        nvme = store._nvme
+        assert nvme is not None
+        store._host.drop(wanted.address)
+        row = nvme._index.get(wanted.address)
+        assert row is not None
+        region, offset = nvme._catalogue.where(row.place)
+        faulty.script(Call.READ, hold, where=lambda made: made.nbytes > 4096)
+        async with asyncio.TaskGroup() as tasks:
+            loading = tasks.create_task(_fails(store, wanted))
+            await entered(hold)
+            try:
+                with (folder / f"{region.number:06d}").open("r+b") as file:
+                    file.seek(offset + 4096)
+                    file.write(b"x" * 64)
+                if saved_anew:
+                    nvme.drop(wanted.address)
+                    await save(store, wanted)
+            finally:
+                hold.let_go.set()
+        assert loading.result()
+        assert (store.tier_of(wanted.address) is not None) is saved_anew
+
+
+async def _fails(store: BlockStore, wanted: BlockContext) -> bool:
+    try:
+        await load(store, wanted)
+    except StrongroomError:
+        return True
+    return False
