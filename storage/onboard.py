@@ -1,7 +1,7 @@
 """Onboarding: blocks that only NVMe has come into host memory, ahead of who opens them.
 
-    Searched ─hold─▶ Held (in host already) ────────────────────┐
-        └─stage─▶ Staged (host room, read under way) ─publish─▶ Ready ─release─▶ Released
+    Searched ─hold (in host already)──────────────────────────▶ Ready ─release─▶ Released
+        └─stage─▶ Staged (host room, read under way) ─publish─▶ Ready
     any of them ─▶ Failed(cause)
 
 Rules:
