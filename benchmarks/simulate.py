@@ -1,6 +1,6 @@
 """`python -m benchmarks.simulate`: compare ways to decide on a hit, on traces of requests.
 
-What decides is the production code: `sidecar.appraisal` with its cost model, backlog and decision,
+What decides is the production code: `sidecar.cost`, appraisal, model, backlog and decision,
 `storage.admission`, `storage.index` and its eviction. Costs are fitted to restores that are
 measured on this machine; engines and disks are scaled from there. The judged traces have other
 seeds and other parameters than those that thresholds were tuned on.

@@ -18,42 +18,41 @@ from types import MappingProxyType
 
 import httpx
 
-from sidecar.appraisal import AppraisalSettings, Appraiser
-from sidecar.audit import Audit
-from sidecar.breaker import Breakers, BreakerSettings
 from sidecar.clocks import NS, Clocks
-from sidecar.control_client import ControlClient, enrol, http_client
-from sidecar.cost import CostSettings
-from sidecar.damage import Damage
-from sidecar.decision import DecisionSettings
-from sidecar.doorway import serving
-from sidecar.events import Events, Sequence
-from sidecar.follower import Follower
-from sidecar.gate import Gate
-from sidecar.gauges import Gauges, read_gauges
-from sidecar.hello import Doorkeeper
-from sidecar.hints import HintDesk, HintLimits
-from sidecar.invalidation import Invalidation, LiveRequests
-from sidecar.judge import Judge
-from sidecar.leases import KeyLeases, ServingLeases
-from sidecar.logstate import LogState
-from sidecar.metrics import Snapshot
-from sidecar.operations import Operations, open_place, place_of
-from sidecar.prefetch import Prefetcher
-from sidecar.prefetch_settings import prefetch_settings
-from sidecar.pressure import Ladders, Pressure, SidecarLevers
-from sidecar.saves import SavesInFlight
-from sidecar.sentry import Sentry
-from sidecar.server import Server, ServerLimits, listening
-from sidecar.session import Bench, SessionLimits, Sessions
-from sidecar.settings import SidecarSettings, TenantShare
-from sidecar.shipper import Shipper
-from sidecar.slots import Rooms, wiping_workers
-from sidecar.spool import Spool, SpoolSettings
+from sidecar.control.client import ControlClient, enrol, http_client
+from sidecar.control.gate import Gate
+from sidecar.control.leases import KeyLeases, ServingLeases
+from sidecar.control.logstate import LogState
+from sidecar.cost.appraisal import AppraisalSettings, Appraiser
+from sidecar.cost.decision import DecisionSettings
+from sidecar.cost.model import CostSettings
+from sidecar.degrade.breaker import Breakers, BreakerSettings
+from sidecar.degrade.gauges import Gauges, read_gauges
+from sidecar.degrade.pressure import Ladders, Pressure, SidecarLevers
+from sidecar.degrade.sentry import Sentry
+from sidecar.degrade.watch import Sources, Tally, Watch, WatchSettings
+from sidecar.engines.hello import Doorkeeper
+from sidecar.engines.hints import HintDesk, HintLimits
+from sidecar.engines.server import Server, ServerLimits, listening
+from sidecar.engines.session import Bench, SessionLimits, Sessions
+from sidecar.lookup.judge import Judge
+from sidecar.operations.door import Operations, open_place, place_of
+from sidecar.operations.doorway import serving
+from sidecar.operations.metrics import Snapshot
+from sidecar.prefetch.prefetcher import Prefetcher
+from sidecar.record.audit import Audit
+from sidecar.record.damage import Damage
+from sidecar.record.events import Events, Sequence
+from sidecar.record.shipper import Shipper
+from sidecar.record.spool import Spool, SpoolSettings
+from sidecar.revocation.follower import Follower
+from sidecar.revocation.invalidation import Invalidation, LiveRequests
+from sidecar.settings import SidecarSettings, TenantShare, prefetch_settings
 from sidecar.state import SidecarKeys, StateDirectory
 from sidecar.statistics import FollowerStatistics, HintStatistics, SidecarStatistics
-from sidecar.transfer import Depot, TransferTimes
-from sidecar.watch import Sources, Tally, Watch, WatchSettings
+from sidecar.transfers.depot import Depot, TransferTimes
+from sidecar.transfers.saves import SavesInFlight
+from sidecar.transfers.slots import Rooms, wiping_workers
 from storage.admission import Admission
 from storage.compose import StoreSettings, open_store
 from storage.eviction import EvictionSettings

@@ -7,18 +7,21 @@ misspelt limit must not silently leave its default in force. Times are seconds, 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Final, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from sidecar import measures
-from sidecar.conditions import Condition
-from sidecar.patience import PrefetchPolicy
+from sidecar.clocks import NS
+from sidecar.degrade import measures
+from sidecar.degrade.conditions import Condition
+from sidecar.prefetch.patience import PatienceSettings, PrefetchPolicy
+from sidecar.prefetch.settings import PrefetchSettings
+from sidecar.prefetch.waste import WasteSettings
+from sidecar.prefetch.window import WindowSettings
+from sidecar.record.spool import SpoolSync
 from strongroom.errors import Misuse
 from strongroom.limits import (
     LOAD_DEADLINE_S_DEFAULT,
@@ -27,7 +30,6 @@ from strongroom.limits import (
 )
 
 ENV_PREFIX: Final = "STRONGROOM_SIDECAR_"
-_ENGINE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 Seconds = Annotated[float, Field(gt=0, le=24 * 3600)]
 Count = Annotated[int, Field(gt=0, le=1_000_000)]
@@ -53,15 +55,6 @@ class TenantShare(BaseModel):
 
 TenantShares = dict[Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")], TenantShare]
 """By tenant id; in the environment a JSON object."""
-
-
-class SpoolSync(StrEnum):
-    """What an access record survives before the access is served."""
-
-    WITHIN_SECOND = "within_second"
-    """The death of the process: written before serving, synced in groups within a second."""
-    BEFORE_SERVING = "before_serving"
-    """Loss of power: synced before serving."""
 
 
 class SidecarSettings(BaseSettings):
@@ -190,7 +183,7 @@ class SidecarSettings(BaseSettings):
     hints_per_s: Count = 500
     """Hints that one engine or gateway may give in a second; more are dropped."""
 
-    # Watching, degradation and breakers (sidecar/pressure.py, sidecar/breaker.py).
+    # Watching, degradation and breakers (sidecar/degrade/pressure.py, sidecar/degrade/breaker.py).
     watch_interval_s: Seconds = 1.0
     """How often the gauges are looked at."""
     pressure_limit_tokens: Count = 4096
@@ -239,7 +232,7 @@ class SidecarSettings(BaseSettings):
     admission: bool = True
     """Whether a block must be worth its write to flash. Off: all are written."""
 
-    # The operator's door (sidecar/operations.py).
+    # The operator's door (sidecar/operations/door.py).
     metrics_listen: str | None = None
     """`127.0.0.1:9464`, or `unix:/path` in a folder that is made 0700; None: nowhere."""
     metrics_beyond_loopback: bool = False
@@ -307,8 +300,27 @@ def load_settings(
     return SidecarSettings(**overrides)  # type: ignore[arg-type]  # checked by pydantic
 
 
-def check_engine_name(engine: str) -> str:
-    """An engine's id names its token file, so it must be a plain file name."""
-    if _ENGINE_NAME.fullmatch(engine) is None:
-        raise Misuse("an engine id is 1 to 64 of A-Z a-z 0-9 . _ -", field="engine", limit=64)
-    return engine
+def prefetch_settings(settings: SidecarSettings) -> PrefetchSettings:
+    """The sidecar's settings as prefetching needs them."""
+    total_bytes = settings.prefetch_bytes or settings.host_bytes // 4
+    return PrefetchSettings(
+        total_bytes=total_bytes,
+        tenant_bytes=settings.prefetch_tenant_bytes or total_bytes // 2,
+        keep_ns=int(settings.prefetch_keep_s * NS),
+        read_s=settings.prefetch_read_s,
+        readers=settings.prefetch_readers,
+        pending_max=settings.prefetch_pending_max,
+        patience=PatienceSettings(
+            settings.prefetch_policy,
+            int(settings.prefetch_timeout_base_s * NS),
+            int(settings.prefetch_timeout_per_1k_s * NS),
+        ),
+        window=WindowSettings(settings.prefetch_bandwidth_bytes_s),
+        waste=WasteSettings(
+            limit=settings.prefetch_waste_limit,
+            window_ns=int(settings.prefetch_waste_window_s * NS),
+            blocks_min=settings.prefetch_waste_blocks_min,
+            cool_down_ns=int(settings.prefetch_cool_down_s * NS),
+            probe_blocks=settings.prefetch_probe_blocks,
+        ),
+    )

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sidecar.cost import CostRow
-from sidecar.gate import GateState
-from sidecar.prefetch_statistics import PrefetchStatistics
-from sidecar.saves import SaveStatistics
-from sidecar.spool import SpoolStatistics
-from sidecar.watch import WatchStatistics
+from sidecar.control.gate import GateState
+from sidecar.cost.model import CostRow
+from sidecar.degrade.watch import WatchStatistics
+from sidecar.prefetch.statistics import PrefetchStatistics
+from sidecar.record.spool import SpoolStatistics
+from sidecar.transfers.saves import SaveStatistics
 from storage.store import StoreStatistics
 from strongroom.log import LogHead
 
 
 @dataclass(frozen=True, slots=True)
 class FollowerStatistics:
-    """See `sidecar.follower.FollowerCounts`."""
+    """See `sidecar.revocation.follower.FollowerCounts`."""
 
     entries: int
     streams: int
@@ -33,7 +33,7 @@ class FollowerStatistics:
 
 @dataclass(frozen=True, slots=True)
 class HintStatistics:
-    """See `sidecar.hints.HintCounts`."""
+    """See `sidecar.engines.hints.HintCounts`."""
 
     taken: int
     dropped: int

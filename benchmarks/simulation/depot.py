@@ -16,8 +16,8 @@ from benchmarks.simulation.engine import Job
 from benchmarks.simulation.events import Agenda, Clock, Noise, Server
 from benchmarks.simulation.machine import Machine
 from benchmarks.simulation.tiers import Block, TierModel
-from sidecar.appraisal import AppraisalSettings, Appraiser
-from sidecar.decision import Offer, Stored
+from sidecar.cost.appraisal import AppraisalSettings, Appraiser
+from sidecar.cost.decision import Offer, Stored
 from storage.admission import Admission, AdmissionSettings
 from storage.block import BlockAddress
 from storage.retention import BlockKind, Retention

@@ -21,8 +21,8 @@ from benchmarks.simulation.events import Agenda, Clock, Noise
 from benchmarks.simulation.machine import Machine
 from benchmarks.simulation.tiers import Prompts
 from benchmarks.traces import Request, Trace
-from sidecar.appraisal import AppraisalSettings
-from sidecar.decision import Offer
+from sidecar.cost.appraisal import AppraisalSettings
+from sidecar.cost.decision import Offer
 from storage.tiers.protocol import TierName
 
 _REPORT_S: Final = 1.0

@@ -20,8 +20,8 @@ from typer.testing import CliRunner, Result
 from cli import status
 from cli.api import Api
 from cli.main import app
-from sidecar.conditions import Condition
-from sidecar.stance import Action
+from sidecar.degrade.conditions import Condition
+from sidecar.degrade.stance import Action
 from strongroom.errors import Misuse, Unavailable
 from strongroom.wire.frames import Report
 from tests.sidecar.harness import World, harness

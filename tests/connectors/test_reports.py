@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.reports import checked
+from sidecar.degrade.reports import checked
 from strongroom.connectors.reports import REPORT_NS, EngineMeter, ReportBeat
 from strongroom.wire.frames import EngineFrame, Report
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from sidecar.conditions import Condition
-from sidecar.connection import Connection
-from sidecar.stance import Action
+from sidecar.degrade.conditions import Condition
+from sidecar.degrade.stance import Action
+from sidecar.engines.connection import Connection
 from storage import crypto
 from storage.tiers.protocol import TierName
 from strongroom.connectors.digests import measure

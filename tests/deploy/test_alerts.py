@@ -11,7 +11,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from sidecar.metrics import exposition
+from sidecar.operations.metrics import exposition
 from strongroom.wire.frames import Report
 from tests.sidecar.harness import World, harness
 

@@ -11,10 +11,10 @@ from typing import Final
 import pytest
 from pydantic.fields import FieldInfo
 
-from sidecar.conditions import REFUSING, SCOPES, SECURITY, Condition
-from sidecar.pressure import Gauge, Ladder, Ladders
+from sidecar.degrade.conditions import REFUSING, SCOPES, SECURITY, Condition
+from sidecar.degrade.pressure import Gauge, Ladder, Ladders
+from sidecar.degrade.stance import Action
 from sidecar.settings import SidecarSettings
-from sidecar.stance import Action
 
 PAGE: Final = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
 ROW: Final = re.compile(r"^\| `(\w+)` \| ([^|]*) \| [^|]*\|$", re.MULTILINE)

@@ -9,7 +9,7 @@ import pytest
 
 from service.auth.actor import SYSTEM
 from sidecar.clocks import Clocks
-from sidecar.control_client import ControlClient, enrol
+from sidecar.control.client import ControlClient, enrol
 from sidecar.state import StateDirectory
 from strongroom.control import AckRequest, IntakeRequest, SpoolEvent
 from strongroom.derivation import engine_salt
@@ -80,7 +80,7 @@ async def test_a_sidecar_whose_grant_is_not_for_it_is_refused(
 async def test_the_sidecars_client_follows_the_stream(service: Service, tmp_path: Path) -> None:
     client = await client_of(service, tmp_path / "sidecar")
     page = await client.log_page("", 0)
-    from sidecar.control_client import http_client
+    from sidecar.control.client import http_client
 
     async with listening(service) as url, http_client(url, 5.0) as http:
         follower = ControlClient(

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from sidecar.prefetch import Prefetcher
-from sidecar.prefetch_settings import PrefetchSettings
-from sidecar.shelf import Onboarding, Shelf
+from sidecar.prefetch.prefetcher import Prefetcher
+from sidecar.prefetch.settings import PrefetchSettings
+from sidecar.prefetch.shelf import Onboarding, Shelf
 from storage.block import BlockAddress
 from storage.compose import StoreSettings, open_store
 from storage.fence import Fence

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.appraisal import Appraiser
-from sidecar.decision import Offer, Recompute, Restore, Stored, Why
+from sidecar.cost.appraisal import Appraiser
+from sidecar.cost.decision import Offer, Recompute, Restore, Stored, Why
 from storage.tiers.protocol import TierName
 from strongroom.log import InvalidationKind
 from strongroom.wire.frames import Finish, Report

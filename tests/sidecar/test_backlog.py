@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sidecar.backlog import Backlog
+from sidecar.cost.backlog import Backlog
 from storage.tiers.protocol import TierName
 from strongroom.wire.frames import Report
 from tests.sidecar.harness import ManualClock

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.breaker import ABOUT_MAX, Breakers, BreakerSettings
 from sidecar.clocks import Clocks
-from sidecar.conditions import (
+from sidecar.degrade.breaker import ABOUT_MAX, Breakers, BreakerSettings
+from sidecar.degrade.conditions import (
     REFUSING,
     RULES,
     SCOPES,
@@ -22,9 +22,9 @@ from sidecar.conditions import (
     Scope,
     Tripped,
 )
-from sidecar.events import EventKind, Events
-from sidecar.measures import Count, Measure, Ratio, Rise, Streak
-from sidecar.stance import Action
+from sidecar.degrade.measures import Count, Measure, Ratio, Rise, Streak
+from sidecar.degrade.stance import Action
+from sidecar.record.events import EventKind, Events
 from strongroom.errors import Conflict, Missing, Misuse, Unavailable
 from tests.sidecar.harness import ManualClock
 

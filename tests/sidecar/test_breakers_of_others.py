@@ -5,8 +5,8 @@ from __future__ import annotations
 import secrets
 from pathlib import Path
 
-from sidecar.conditions import Condition
-from sidecar.stance import Action
+from sidecar.degrade.conditions import Condition
+from sidecar.degrade.stance import Action
 from strongroom.blocks import pack_tokens
 from strongroom.wire.frames import (
     PROTOCOL_VERSION,

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.chain import Chain
-from sidecar.judge import PIECES, SINGLE_PIECES, pieces
-from sidecar.request import ChainedBlock, Hit, Prompt
+from sidecar.lookup.chain import Chain
+from sidecar.lookup.judge import PIECES, SINGLE_PIECES, pieces
+from sidecar.lookup.request import ChainedBlock, Hit, Prompt
 from storage.tiers.protocol import TierName
 from strongroom.blocks import ROOT_PARENT, BlockId, Grid, block_id, pack_tokens
 from strongroom.derivation import NamespaceKeys

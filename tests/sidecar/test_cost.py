@@ -7,7 +7,7 @@ from random import Random  # noqa: TID251 - seeded
 
 import pytest
 
-from sidecar.cost import CostModel, CostSettings, Fading
+from sidecar.cost.model import CostModel, CostSettings, Fading
 from storage.tiers.protocol import TierName
 from strongroom.wire.frames import Report
 from tests.sidecar.harness import ManualClock

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.decision import (
+from sidecar.cost.decision import (
     Decision,
     DecisionSettings,
     Lean,

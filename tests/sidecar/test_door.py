@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sidecar.compose import running
-from sidecar.connection import Connection
+from sidecar.engines.connection import Connection
 from strongroom.errors import Conflict, Misuse
 from strongroom.limits import FRAME_BYTES_MAX
 from strongroom.wire.frames import (

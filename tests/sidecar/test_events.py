@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.clocks import Clocks
-from sidecar.events import RESERVED_AT_ONCE, EventKind, Events, Sequence, json_lines
+from sidecar.record.events import RESERVED_AT_ONCE, EventKind, Events, Sequence, json_lines
 from strongroom.errors import Corrupt, Misuse
 from tests.sidecar.harness import ManualClock
 
@@ -47,10 +47,10 @@ def test_numbers_are_reserved_in_good_time_so_that_a_full_disk_ends_no_event(
     end = sequence._end
     sequence._next = end - RESERVED_AT_ONCE // 2
     with monkeypatch.context() as failing:
-        failing.setattr("sidecar.events.replace_file", full)
+        failing.setattr("sidecar.record.events.replace_file", full)
         taken = [sequence.take() for _ in range(5000)]  # asked for, and not to be had yet
     taken += [sequence.take() for _ in range(5000)]
-    monkeypatch.setattr("sidecar.events.replace_file", full)
+    monkeypatch.setattr("sidecar.record.events.replace_file", full)
     sequence._next = end - 2
     taken += [sequence.take() for _ in range(4)]
     assert taken == sorted(set(taken))

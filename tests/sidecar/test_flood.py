@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from sidecar.holdings import Holdings, PerTenant
-from sidecar.slots import Slots, wiping_workers
+from sidecar.engines.holdings import Holdings, PerTenant
+from sidecar.transfers.slots import Slots, wiping_workers
 from storage.block import BlockContext
 from storage.fair import Fair
 from storage.staging import Staging
@@ -73,7 +73,7 @@ async def read(world: World, ended: dict[int, LoadDone | LoadFailed], loads: int
 async def test_a_load_beside_a_flood_waits_for_turns_and_not_for_the_flood(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, fair: bool
 ) -> None:
-    monkeypatch.setattr("sidecar.session.LOADS_AT_ONCE", LOADS_AT_ONCE)
+    monkeypatch.setattr("sidecar.engines.session.LOADS_AT_ONCE", LOADS_AT_ONCE)
     async with harness(tmp_path) as world:
         engine = await world.engine()
         flooder, quiet = world.tenant, world.control.tenant()

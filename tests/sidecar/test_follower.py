@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from policy.signing import Signer
 from sidecar.clocks import Clocks
-from sidecar.logstate import LogBroken
+from sidecar.control.logstate import LogBroken
 from strongroom.control import Typ
 from strongroom.errors import LeaseExpired, Refused, Unavailable
 from strongroom.log import InvalidationKind, LogEntry, LogHead

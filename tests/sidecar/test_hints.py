@@ -14,10 +14,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from policy import grants
 from policy.signing import Signer
-from sidecar.conditions import Condition, Tripped
-from sidecar.hints import HintCounts, Hints
-from sidecar.prefetch_budget import Denial
-from sidecar.prefetch_statistics import PrefetchStatistics
+from sidecar.degrade.conditions import Condition, Tripped
+from sidecar.engines.hints import HintCounts, Hints
+from sidecar.prefetch.budget import Denial
+from sidecar.prefetch.statistics import PrefetchStatistics
 from storage.block import BlockAddress
 from storage.header import MAGIC
 from storage.tiers.protocol import TierName

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.incoming import ROOM_BYTES, Incoming
+from sidecar.engines.incoming import ROOM_BYTES, Incoming
 from strongroom.errors import ProtocolViolation
 from strongroom.limits import FRAME_BYTES_MAX
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 
-from sidecar.load import block_context
-from sidecar.request import Request
+from sidecar.lookup.request import Request
+from sidecar.transfers.load import block_context
 from storage import crypto
 from storage.block import BlockContext
 from storage.envelope import Opener

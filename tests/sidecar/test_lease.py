@@ -165,7 +165,7 @@ async def test_namespaces_of_which_nothing_is_stored_are_forgotten_in_time(
     world, keys = stored.world, stored.world.sidecar.keys
     kept = keys.known()
     assert kept <= world.sidecar.store.namespaces()
-    monkeypatch.setattr("sidecar.leases.TRIMMED_FROM", 0)
+    monkeypatch.setattr("sidecar.control.leases.TRIMMED_FROM", 0)
 
     async def lease_another(name: str) -> None:
         tenant = world.control.tenant()
@@ -178,7 +178,7 @@ async def test_namespaces_of_which_nothing_is_stored_are_forgotten_in_time(
     keys._trim_at = 0
     await lease_another("two")
     assert keys.known() > known, "leased a moment ago: a save may still store it"
-    monkeypatch.setattr("sidecar.leases._KEPT_NS", -(10**18))
+    monkeypatch.setattr("sidecar.control.leases._KEPT_NS", -(10**18))
     keys._trim_at = 0
     await lease_another("three")
     assert len(keys.known() - kept) == 3, "their keys are held"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.audit import Audit
+from sidecar.record.audit import Audit
 from storage.block import BlockAddress
 from storage.tiers.protocol import TierName
 from strongroom.blocks import pack_tokens
@@ -245,7 +245,7 @@ async def test_waiting_for_an_engine_that_copies_slowly_is_no_time_of_the_tier(
         assert await engine.open("r", spans) == engine.tokens
         seen: list[float] = []
         clock = Clock()
-        monkeypatch.setattr("sidecar.load.time.monotonic", clock)
+        monkeypatch.setattr("sidecar.transfers.load.time.monotonic", clock)
         appraiser = world.sidecar.appraiser
 
         def observe(tier: TierName, nbytes: int, queue_s: float, service_s: float) -> None:

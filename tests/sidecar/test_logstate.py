@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from sidecar.logstate import HISTORY_MAX, Dead, LogBroken, LogState
+from sidecar.control.logstate import HISTORY_MAX, Dead, LogBroken, LogState
 from strongroom.identity import new_component_id
 from strongroom.log import InvalidationKind, LogEntry, LogHead, genesis
 from tests.sidecar.control_plane import FakeControlPlane

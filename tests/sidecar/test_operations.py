@@ -13,10 +13,10 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from sidecar.conditions import Condition
-from sidecar.doorway import CONNECTIONS_MAX
-from sidecar.operations import TcpPlace, open_place, place_of
-from sidecar.stance import Action
+from sidecar.degrade.conditions import Condition
+from sidecar.degrade.stance import Action
+from sidecar.operations.door import TcpPlace, open_place, place_of
+from sidecar.operations.doorway import CONNECTIONS_MAX
 from strongroom.errors import Misuse
 from tests.sidecar.harness import World, harness
 
@@ -271,7 +271,7 @@ async def test_a_fault_of_ours_is_a_plain_500(
         def broken(_: object) -> None:
             raise RuntimeError("a secret of ours")
 
-        monkeypatch.setattr("sidecar.operations.state_of", broken)
+        monkeypatch.setattr("sidecar.operations.door.state_of", broken)
         answer = await client.get("/v1/state")
         assert is_problem(answer, 500, "error")
         assert "secret" not in answer.text
@@ -283,7 +283,7 @@ async def test_a_fault_of_ours_is_a_plain_500(
 async def test_who_holds_connections_open_does_not_keep_the_operator_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sidecar.doorway.HEAD_S", 3600.0)
+    monkeypatch.setattr("sidecar.operations.doorway.HEAD_S", 3600.0)
     async with door(tmp_path, tcp=True) as (_, client):
         host, port = client.base_url.host, client.base_url.port
         held = [await asyncio.open_connection(host, port) for _ in range(2 * CONNECTIONS_MAX)]
@@ -301,7 +301,7 @@ async def test_who_holds_connections_open_does_not_keep_the_operator_out(
 async def test_who_does_not_ask_in_time_is_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: bytes
 ) -> None:
-    monkeypatch.setattr("sidecar.doorway.HEAD_S", 0.05)
+    monkeypatch.setattr("sidecar.operations.doorway.HEAD_S", 0.05)
     async with door(tmp_path, tcp=True) as (_, client):
         reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
         writer.write(begun)

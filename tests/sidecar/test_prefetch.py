@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.patience import PatienceSettings, PrefetchPolicy
-from sidecar.prefetch import Prefetch
-from sidecar.prefetch_budget import Denial
-from sidecar.prefetch_statistics import PrefetchState
-from sidecar.prefetch_window import Window, WindowSettings
-from sidecar.waste import WasteSettings
+from sidecar.prefetch.budget import Denial
+from sidecar.prefetch.patience import PatienceSettings, PrefetchPolicy
+from sidecar.prefetch.prefetcher import Prefetch
+from sidecar.prefetch.statistics import PrefetchState
+from sidecar.prefetch.waste import WasteSettings
+from sidecar.prefetch.window import Window, WindowSettings
 from storage.block import BlockAddress
 from storage.fence import Fence
 from storage.tiers.protocol import TierName

@@ -9,9 +9,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from sidecar.prefetch_budget import Budget, Denial, Denied, Reservation
-from sidecar.prefetch_ledger import Ending, Issued, Ledger
-from sidecar.waste import WasteGate, WasteSettings
+from sidecar.prefetch.budget import Budget, Denial, Denied, Reservation
+from sidecar.prefetch.ledger import Ending, Issued, Ledger
+from sidecar.prefetch.waste import WasteGate, WasteSettings
 from storage.block import BlockAddress
 from storage.lifecycle import Resident
 from storage.tiers.protocol import TierName

@@ -13,11 +13,11 @@ from contextlib import asynccontextmanager
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sidecar.patience import PatienceSettings, PrefetchPolicy
-from sidecar.prefetch import Prefetch, Prefetcher
-from sidecar.prefetch_settings import PrefetchSettings
-from sidecar.shelf import Onboarding
-from sidecar.waste import WasteSettings
+from sidecar.prefetch.patience import PatienceSettings, PrefetchPolicy
+from sidecar.prefetch.prefetcher import Prefetch, Prefetcher
+from sidecar.prefetch.settings import PrefetchSettings
+from sidecar.prefetch.shelf import Onboarding
+from sidecar.prefetch.waste import WasteSettings
 from storage.block import BlockAddress
 from storage.fence import Fence
 from storage.lifecycle import Resident

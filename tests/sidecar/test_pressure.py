@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidecar.clocks import Clocks
-from sidecar.events import EventKind, Events
-from sidecar.pressure import (
+from sidecar.degrade.pressure import (
     Effects,
     Gauge,
     Ladder,
@@ -22,7 +21,8 @@ from sidecar.pressure import (
     advance,
     effects,
 )
-from sidecar.stance import Action, Stance
+from sidecar.degrade.stance import Action, Stance
+from sidecar.record.events import EventKind, Events
 from tests.sidecar.harness import ManualClock
 
 LADDER = Ladder((0.7, 0.9), slack=0.2, rise_s=1.0, rest_s=5.0)

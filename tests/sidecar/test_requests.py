@@ -6,7 +6,7 @@ import random  # noqa: TID251 - a seeded generator, so that a failure repeats
 
 import pytest
 
-from sidecar.request import Denied, Finished, Hit, Judged, Opened, Prompt, Requests
+from sidecar.lookup.request import Denied, Finished, Hit, Judged, Opened, Prompt, Requests
 from tests.sidecar.control_plane import FakeControlPlane
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from sidecar.control_client import ControlClient
+from sidecar.control.client import ControlClient
 from storage.block import BlockContext
 from storage.fence import Fence
 from storage.opening import Loaded

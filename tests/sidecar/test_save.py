@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from sidecar.reasons import Reason
-from sidecar.settings import SpoolSync
+from sidecar.record.reasons import Reason
+from sidecar.record.spool import SpoolSync
 from storage.block import BlockContext
 from storage.fence import Fence
 from storage.retention import BlockKind, Retention

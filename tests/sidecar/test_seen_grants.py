@@ -8,7 +8,7 @@ import pytest
 
 from policy.grants import CLOCK_SKEW_S
 from policy.signing import Signer, Verifier
-from sidecar.seen_grants import SeenGrants
+from sidecar.lookup.seen_grants import SeenGrants
 from strongroom.errors import Refused
 from strongroom.log import LogHead
 from tests.sidecar.control_plane import FakeControlPlane, Granted

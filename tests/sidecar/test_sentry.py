@@ -12,17 +12,17 @@ from pathlib import Path
 
 import pytest
 
-import sidecar.load
+import sidecar.transfers.load
 from sidecar.clocks import Clocks
-from sidecar.conditions import Condition
-from sidecar.events import EventKind, Events
-from sidecar.invalidation import Effect, Invalidation
-from sidecar.logstate import LogState
-from sidecar.reasons import Reason
-from sidecar.request import ChainedBlock, Judged
-from sidecar.sentry import REMEMBERED_MAX, Sentry
-from sidecar.stance import Action
-from sidecar.transfer import Shard
+from sidecar.control.logstate import LogState
+from sidecar.degrade.conditions import Condition
+from sidecar.degrade.sentry import REMEMBERED_MAX, Sentry
+from sidecar.degrade.stance import Action
+from sidecar.lookup.request import ChainedBlock, Judged
+from sidecar.record.events import EventKind, Events
+from sidecar.record.reasons import Reason
+from sidecar.revocation.invalidation import Effect, Invalidation
+from sidecar.transfers.depot import Shard
 from storage.block import BlockContext
 from storage.envelope import Opener, segment_aad
 from storage.header import Header
@@ -44,7 +44,7 @@ __all__ = ["turns"]
 def break_the_key_path(monkeypatch: pytest.MonkeyPatch, theirs: Granted, ours: Granted) -> None:
     """`theirs` is looked up and opened under the keys, and as the blocks, of `ours`."""
     wrong = dict(zip(theirs.namespaces, ours.namespaces, strict=True))
-    keys, context = KeyRing.keys, sidecar.load.block_context
+    keys, context = KeyRing.keys, sidecar.transfers.load.block_context
 
     def crossed_keys(self: KeyRing, namespace: NamespaceId, digest: bytes) -> NamespaceKeys | None:
         return keys(self, wrong.get(namespace, namespace), digest)
@@ -55,7 +55,7 @@ def break_the_key_path(monkeypatch: pytest.MonkeyPatch, theirs: Granted, ours: G
         return replace(found, tenant=ours.claims.tenant, namespace=namespace)
 
     monkeypatch.setattr(KeyRing, "keys", crossed_keys)
-    monkeypatch.setattr(sidecar.load, "block_context", crossed_context)
+    monkeypatch.setattr(sidecar.transfers.load, "block_context", crossed_context)
 
 
 def break_the_envelope(monkeypatch: pytest.MonkeyPatch, theirs: Granted, ours: Granted) -> None:

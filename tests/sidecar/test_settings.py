@@ -8,7 +8,8 @@ import pytest
 from pydantic import ValidationError
 
 from sidecar.compose import _store_settings, running
-from sidecar.settings import check_engine_name, load_settings
+from sidecar.engines.hello import check_engine_name
+from sidecar.settings import load_settings
 from sidecar.state import StateDirectory
 from storage.shares import Share
 from strongroom.errors import Corrupt, Misuse, Refused

@@ -12,7 +12,7 @@ from typing import cast
 
 import pytest
 
-from sidecar.slots import Rooms, Slots, wiping_workers
+from sidecar.transfers.slots import Rooms, Slots, wiping_workers
 from storage.staging import Staging
 from storage.workers import Workers
 

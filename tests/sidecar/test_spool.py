@@ -17,8 +17,7 @@ import httpx
 import msgspec
 import pytest
 
-from sidecar.settings import SpoolSync
-from sidecar.spool import Spool, SpoolSettings
+from sidecar.record.spool import Spool, SpoolSettings, SpoolSync
 from strongroom.control import SpoolEvent
 from strongroom.errors import Unavailable
 from strongroom.spool import FIRST_COUNT, event_hash, genesis
@@ -85,7 +84,7 @@ async def test_a_record_is_in_the_file_when_record_returns(tmp_path: Path) -> No
 async def test_a_record_does_not_wait_for_another_thread_nor_for_a_sync(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sidecar.spool._SYNC_S", 0)
+    monkeypatch.setattr("sidecar.record.spool._SYNC_S", 0)
     real, syncing, go_on = os.fsync, threading.Event(), threading.Event()
 
     def slow(descriptor: int) -> None:
@@ -292,7 +291,7 @@ async def test_a_record_that_comes_while_a_failed_segment_is_given_up_goes_into_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The device fails at a sync, and a record arrives before the file is closed."""
-    monkeypatch.setattr("sidecar.spool._SYNC_S", 0)
+    monkeypatch.setattr("sidecar.record.spool._SYNC_S", 0)
     go_on = threading.Event()
     real, failures = os.fsync, [OSError(errno.EIO, "failed")]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sidecar.waste import (
+from sidecar.prefetch.waste import (
     Admitted,
     CoolingDown,
     Flowing,

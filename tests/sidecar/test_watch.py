@@ -12,16 +12,16 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from sidecar.clocks import Clocks
-from sidecar.conditions import Condition
-from sidecar.events import EventKind, Events, Sequence
-from sidecar.gauges import OTHER, Gauges, TenantUse, top_tenants
-from sidecar.journal import Journal
-from sidecar.metrics import exposition
-from sidecar.pressure import Gauge, Ladder, Ladders, Readings
-from sidecar.reasons import Reason
-from sidecar.reports import Reports
-from sidecar.stance import Action
-from sidecar.watch import Watch
+from sidecar.degrade.conditions import Condition
+from sidecar.degrade.gauges import OTHER, Gauges, TenantUse, top_tenants
+from sidecar.degrade.pressure import Gauge, Ladder, Ladders, Readings
+from sidecar.degrade.reports import Reports
+from sidecar.degrade.stance import Action
+from sidecar.degrade.watch import Watch
+from sidecar.operations.metrics import exposition
+from sidecar.record.events import EventKind, Events, Sequence
+from sidecar.record.journal import Journal
+from sidecar.record.reasons import Reason
 from storage.tiers.protocol import TierName, TierStatistics
 from strongroom.identity import ComponentId
 from strongroom.wire.frames import Failure, Finish, Ping, Pong, Report

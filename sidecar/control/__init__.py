@@ -1,0 +1,1 @@
+"""The side of `strongroom.control` that asks: leases, the log's position, the gate."""

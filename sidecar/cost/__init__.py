@@ -1,0 +1,1 @@
+"""Restore, recompute, or restore a part: what is known of costs, and the decision."""

@@ -1,0 +1,1 @@
+"""What is looked at once a second, and what comes of it: pressure, breakers, the stance."""

@@ -1,0 +1,1 @@
+"""The operator's door: metrics, health, state, events, and clearing a breaker."""

@@ -1,0 +1,1 @@
+"""Following the invalidation log, and what an entry does here, at once and afterwards."""

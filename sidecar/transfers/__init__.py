@@ -1,0 +1,1 @@
+"""Loads and saves between staging and the store, and the slots of a connection."""
