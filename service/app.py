@@ -24,7 +24,7 @@ from service.audit import routes as audit
 from service.auth import routes as tokens
 from service.auth.issuer import open_issuer
 from service.auth.scope import current_claims
-from service.auth.signing_keys import SERVICE_KEY, load_signer, own_verifier
+from service.auth.signing_keys import SERVICE_KEY, load_cursor_key, load_signer, own_verifier
 from service.certificates import routes as certificates
 from service.changes import Changes
 from service.db.migrate import check_revision
@@ -72,6 +72,7 @@ def create_app(settings: ServiceSettings, *, clock: Clock = boot_ns) -> FastAPI:
         verifier=own_verifier(signer),
         issuer=issuer,
         token_verifier=own_verifier(issuer.signer),
+        cursor_key=load_cursor_key(settings.keys),
         changes=Changes(database, signer, journal, kick),
         journal=journal,
         kick=kick,

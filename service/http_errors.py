@@ -21,6 +21,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.auth.errors import Unauthenticated
+from service.preconditions import Stale, Unconditional
 from strongroom.errors import (
     Conflict,
     Corrupt,
@@ -32,10 +33,10 @@ from strongroom.errors import (
     StrongroomError,
     Unavailable,
 )
+from strongroom.problem import CHALLENGE, MEDIA_TYPE, problem_document
 
 _DATA_EXCEPTION: Final = "22"
 """The class of SQLSTATE for values that cannot be stored, such as text with a NUL."""
-MEDIA_TYPE: Final = "application/problem+json"
 _log = logging.getLogger("strongroom.service")
 
 # The first class that fits decides, so subclasses come before what they derive from.
@@ -43,7 +44,9 @@ _STATUS: Final[tuple[tuple[type[StrongroomError], HTTPStatus], ...]] = (
     (Unauthenticated, HTTPStatus.UNAUTHORIZED),
     (Refused, HTTPStatus.FORBIDDEN),
     (Missing, HTTPStatus.NOT_FOUND),
+    (Stale, HTTPStatus.PRECONDITION_FAILED),
     (Conflict, HTTPStatus.CONFLICT),
+    (Unconditional, HTTPStatus.PRECONDITION_REQUIRED),
     (Misuse, HTTPStatus.UNPROCESSABLE_ENTITY),
     (QuotaExceeded, HTTPStatus.TOO_MANY_REQUESTS),
     (Overloaded, HTTPStatus.SERVICE_UNAVAILABLE),
@@ -90,6 +93,11 @@ PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
     503: _documented("A bound was reached or a part is away: try again."),
 }
 """What any route may answer besides its success, for the OpenAPI document."""
+CONDITIONAL: Final[dict[int | str, dict[str, Any]]] = {
+    412: _documented("It was changed since: read it again."),
+    428: _documented("This change needs an `If-Match`."),
+}
+"""What a route with an `If-Match` may answer besides (`service.preconditions`)."""
 
 
 def problem(
@@ -102,20 +110,10 @@ def problem(
     headers: dict[str, str] | None = None,
 ) -> JSONResponse:
     """One problem document as a response."""
-    body: dict[str, Any] = {
-        "type": f"urn:strongroom:{code}",
-        "title": status.phrase,
-        "status": int(status),
-        "detail": detail,
-        "code": code,
-    }
-    if field is not None:
-        body["field"] = field
-    if limit is not None:
-        body["limit"] = limit
+    body = problem_document(status, code, detail, field=field, limit=limit)
     extra = dict(headers or {})
     if status is HTTPStatus.UNAUTHORIZED:
-        extra["WWW-Authenticate"] = 'Bearer realm="strongroom"'
+        extra["WWW-Authenticate"] = CHALLENGE
     if status in (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS):
         extra["Retry-After"] = "1"
     return JSONResponse(body, int(status), headers=extra, media_type=MEDIA_TYPE)

@@ -2,35 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import Depends, Query
 
+from service.cursors import CursorQuery, ListingDep
+from service.db.pages import Paging
 from service.runtime import RuntimeDep
 from strongroom.errors import Misuse
 
 
-@dataclass(frozen=True, slots=True)
-class Paging:
-    """At most `limit` rows after `cursor`."""
-
-    limit: int
-    cursor: str | None
-
-
 async def paging(
     runtime: RuntimeDep,
+    listing: ListingDep,
     limit: Annotated[int, Query(ge=1, le=1000, description="Rows in one page.")] = 100,
-    cursor: Annotated[
-        str | None, Query(max_length=64, description="`next_cursor` of the page before.")
-    ] = None,
+    cursor: CursorQuery = None,
 ) -> Paging:
-    """Checked against the settings."""
+    """Checked against the settings and the listing."""
     most = runtime.settings.page_items_max
     if limit > most:
         raise Misuse(f"a page holds at most {most} rows", field="limit", limit=most)
-    return Paging(limit, cursor)
+    return Paging(limit, listing.place(cursor), listing.cursor)
 
 
 PagingDep = Annotated[Paging, Depends(paging)]

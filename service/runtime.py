@@ -36,6 +36,8 @@ class Runtime:
     issuer: Issuer
     """Mints bearer tokens."""
     token_verifier: Verifier
+    cursor_key: bytes
+    """Under which cursors carry their MAC."""
     changes: Changes
     journal: Journal
     kick: Kick

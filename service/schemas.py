@@ -23,7 +23,6 @@ PathName = Annotated[
 
 ComponentIdText = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
 DigestText = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
-Cursor = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 Revision = Annotated[int, Field(ge=0, le=2**53, strict=True)]
 
 

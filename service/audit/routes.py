@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Annotated, Literal
@@ -14,7 +14,6 @@ from sqlalchemy import ColumnElement
 
 from policy.audit_heads import verify_head
 from policy.permissions import Permission
-from policy.signing import decode_base64url, encode_base64url
 from service.audit import questions, store
 from service.audit.questions import Filter
 from service.audit.schemas import (
@@ -35,6 +34,7 @@ from service.audit.verify import Broken, Intact, verify_chain
 from service.auth.actor import Actor
 from service.auth.errors import Forbidden
 from service.auth.scope import in_scope, permitted
+from service.cursors import CursorQuery, ListingDep
 from service.revocation import store as revocations
 from service.runtime import Runtime, RuntimeDep
 from strongroom.errors import Missing, Misuse
@@ -43,9 +43,6 @@ router = APIRouter(prefix="/v1/audit", tags=["audit"])
 
 _EXPORT_PAGE = 500
 _PAGE_MAX = 1000
-_SEQ_MAX = 2**63 - 1
-_SEQ_CURSOR = b"\x02"
-_NAMESPACE_CURSOR = b"\x03"
 Reader = Annotated[Actor, Depends(permitted(Permission.AUDIT_READ))]
 Id = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]
 Text = Annotated[str | None, Query(max_length=256)]
@@ -107,21 +104,21 @@ FilterDep = Annotated[Filter, Depends(_filter)]
 
 @dataclass(frozen=True, slots=True)
 class EventPaging:
-    """At most `limit` events after `cursor`."""
+    """At most `limit` events after `place`; `cursor` makes a place into one."""
 
     limit: int
-    cursor: str | None
+    place: bytes | None
     newest_first: bool
+    cursor: Callable[[bytes], str]
 
 
 async def _paging(
+    listing: ListingDep,
     limit: Annotated[int, Query(ge=1, le=_PAGE_MAX, description="Events in one page.")] = 100,
-    cursor: Annotated[
-        str | None, Query(max_length=64, description="`next_cursor` of the page before.")
-    ] = None,
+    cursor: CursorQuery = None,
     order: Annotated[Literal["asc", "desc"], Query(description="Of the chain.")] = "asc",
 ) -> EventPaging:
-    return EventPaging(limit, cursor, order == "desc")
+    return EventPaging(limit, listing.place(cursor), order == "desc", listing.cursor)
 
 
 EventPagingDep = Annotated[EventPaging, Depends(_paging)]
@@ -177,15 +174,13 @@ async def derived_from(
     tenant: TenantQuery = None,
 ) -> DerivedPage:
     """Every namespace that depends on one of its versions, and whether it is retired."""
-    after = None if paging.cursor is None else _decode(_NAMESPACE_CURSOR, paging.cursor, 32).hex()
+    after = None if paging.place is None else paging.place.hex()
     async with runtime.sessions() as session:
         versions = await questions.versions_of(session, document, _tenant_of(actor, tenant))
         found, last = await questions.derived(session, versions, after, paging.limit)
     return DerivedPage(
         items=[DerivedAnswer.of(each) for each in found],
-        next_cursor=None
-        if last is None
-        else encode_base64url(_NAMESPACE_CURSOR + bytes.fromhex(last)),
+        next_cursor=None if last is None else paging.cursor(bytes.fromhex(last)),
     )
 
 
@@ -288,18 +283,14 @@ async def verify(runtime: RuntimeDep, keeper: Keeper, body: VerifyBody) -> Verif
 async def _page(
     runtime: Runtime, conditions: Sequence[ColumnElement[bool]], paging: EventPaging
 ) -> EventPage:
-    after = None
-    if paging.cursor is not None:
-        after = int.from_bytes(_decode(_SEQ_CURSOR, paging.cursor, 8))
-        if after > _SEQ_MAX:
-            raise Misuse("this cursor was not given out by a listing", field="cursor")
+    after = None if paging.place is None else int.from_bytes(paging.place)
     async with runtime.sessions() as session:
         found = await questions.events(
             session, conditions, after, paging.limit, newest_first=paging.newest_first
         )
     cursor = None
     if found.last_seq is not None:
-        cursor = encode_base64url(_SEQ_CURSOR + found.last_seq.to_bytes(8))
+        cursor = paging.cursor(found.last_seq.to_bytes(8))
     return EventPage(items=[EventAnswer.of(event) for event in found.events], next_cursor=cursor)
 
 
@@ -321,13 +312,6 @@ async def _has_size(runtime: Runtime, size: int) -> None:
         most, _, _ = await store.counter(session)
     if size > most:
         raise Misuse("the tree is not that large", field="size", limit=most)
-
-
-def _decode(kind: bytes, cursor: str, length: int) -> bytes:
-    raw = decode_base64url(cursor, "cursor")
-    if raw[:1] != kind or len(raw) != 1 + length:
-        raise Misuse("this cursor was not given out by a listing", field="cursor")
-    return raw[1:]
 
 
 def _head(head: SignedHead) -> HeadAnswer:

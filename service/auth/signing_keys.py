@@ -1,7 +1,8 @@
-"""The service's two Ed25519 keys, as 32-byte files beside the KEK ring.
+"""The service's own keys, as 32-byte files beside the KEK ring: two of Ed25519, one for MACs.
 
 `service-signing.key` signs grants, leases, log entries and certificates; `token-issuer.key`
-signs bearer tokens, so that whoever mints tokens cannot mint grants.
+signs bearer tokens, so that whoever mints tokens cannot mint grants. `cursor.key` is for the MAC
+of cursors.
 """
 
 from __future__ import annotations
@@ -16,12 +17,19 @@ from service.keys import files
 
 SERVICE_KEY: Final = "service-signing.key"
 TOKEN_KEY: Final = "token-issuer.key"  # noqa: S105 - a file name
+CURSOR_KEY: Final = "cursor.key"
 
 
 def load_signer(directory: Path, name: str) -> Signer:
     """The signer whose key is file `name`, made at the first start."""
     files.prepare_directory(directory)
     return Signer(Ed25519PrivateKey.from_private_bytes(files.read_or_create(directory / name)))
+
+
+def load_cursor_key(directory: Path) -> bytes:
+    """The key of cursors, made at the first start."""
+    files.prepare_directory(directory)
+    return files.read_or_create(directory / CURSOR_KEY)
 
 
 def own_verifier(signer: Signer) -> Verifier:

@@ -1,9 +1,9 @@
-"""Listing in pages: rows in the order of their ids, with an opaque cursor to go on from."""
+"""Listing in pages: rows in the order of their ids, each page from where the last one ended."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
@@ -11,13 +11,20 @@ from sqlalchemy import Select
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute
 
-from policy.signing import decode_base64url, encode_base64url
 from strongroom.errors import Misuse
 
-_VERSION: Final = b"\x01"
 _ID: Final = re.compile(r"[0-9a-f]{32}")
 
 Row = TypeVar("Row")
+
+
+@dataclass(frozen=True, slots=True)
+class Paging:
+    """At most `limit` rows after `place`; `cursor` makes a place into what a caller is given."""
+
+    limit: int
+    place: bytes | None
+    cursor: Callable[[bytes], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,32 +35,20 @@ class Page(Generic[Row]):
     next_cursor: str | None
 
 
-def encode_cursor(last_id: str) -> str:
-    """The cursor that goes on after `last_id`."""
-    return encode_base64url(_VERSION + bytes.fromhex(last_id))
-
-
-def decode_cursor(cursor: str) -> str:
-    """The id to go on after. Raises `Misuse` for what no page gave out."""
-    raw = decode_base64url(cursor, "cursor")
-    last_id = raw[1:].hex()
-    if raw[:1] != _VERSION or _ID.fullmatch(last_id) is None:
-        raise Misuse("this cursor was not given out by a listing", field="cursor")
-    return last_id
-
-
 async def read_page(
     session: AsyncSession,
     statement: Select[Row],
     key: InstrumentedAttribute[str],
-    cursor: str | None,
-    limit: int,
+    paging: Paging,
 ) -> Page[Row]:
-    """Up to `limit` rows of `statement`, whose entity has the 32-digit id column `key`."""
-    if cursor is not None:
-        statement = statement.where(key > decode_cursor(cursor))
-    rows = (await session.scalars(statement.order_by(key).limit(limit + 1))).all()
-    if len(rows) <= limit:
+    """A page of `statement`, whose entity has the 32-digit id column `key`."""
+    if paging.place is not None:
+        last_id = paging.place.hex()
+        if _ID.fullmatch(last_id) is None:
+            raise Misuse("this cursor was not given out by this listing", field="cursor")
+        statement = statement.where(key > last_id)
+    rows = (await session.scalars(statement.order_by(key).limit(paging.limit + 1))).all()
+    if len(rows) <= paging.limit:
         return Page(rows, None)
-    rows = rows[:limit]
-    return Page(rows, encode_cursor(getattr(rows[-1], key.key)))
+    rows = rows[: paging.limit]
+    return Page(rows, paging.cursor(bytes.fromhex(getattr(rows[-1], key.key))))

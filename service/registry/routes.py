@@ -107,7 +107,7 @@ async def list_artefacts(
     if name is not None:
         statement = statement.where(Artefact.name == name)
     async with runtime.sessions() as session:
-        page = await read_page(session, statement, Artefact.id, paging.cursor, paging.limit)
+        page = await read_page(session, statement, Artefact.id, paging)
     return ArtefactPage(
         items=[ArtefactAnswer.model_validate(row) for row in page.rows],
         next_cursor=page.next_cursor,
@@ -190,7 +190,7 @@ async def list_documents(runtime: RuntimeDep, scope: Reader, paging: PagingDep) 
     )
     async with runtime.sessions() as session:
         await tenancy.get_tenant(session, scope.tenant)
-        page = await read_page(session, statement, Document.id, paging.cursor, paging.limit)
+        page = await read_page(session, statement, Document.id, paging)
     return DocumentPage(
         items=[DocumentAnswer.model_validate(row) for row in page.rows],
         next_cursor=page.next_cursor,
@@ -252,7 +252,7 @@ async def list_versions(
         statement = select(DocumentVersion).where(
             DocumentVersion.document == found.id, DocumentVersion.removed_at.is_(None)
         )
-        page = await read_page(session, statement, DocumentVersion.id, paging.cursor, paging.limit)
+        page = await read_page(session, statement, DocumentVersion.id, paging)
     return VersionPage(
         items=[VersionAnswer.model_validate(row) for row in page.rows],
         next_cursor=page.next_cursor,

@@ -77,7 +77,7 @@ async def list_revocations(runtime: RuntimeDep, actor: Reader, paging: PagingDep
     if actor.tenant is not None:
         statement = statement.where(Revocation.tenant == actor.tenant)
     async with runtime.sessions() as session:
-        page = await read_page(session, statement, Revocation.id, paging.cursor, paging.limit)
+        page = await read_page(session, statement, Revocation.id, paging)
     return RevocationPage(
         items=[
             RevocationSummary(

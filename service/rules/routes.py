@@ -74,7 +74,7 @@ async def list_rules(runtime: RuntimeDep, scope: Reader, paging: PagingDep) -> R
     statement = select(RuleRow).where(RuleRow.tenant == scope.tenant)
     async with runtime.sessions() as session:
         await tenancy.get_tenant(session, scope.tenant)
-        page = await read_page(session, statement, RuleRow.id, paging.cursor, paging.limit)
+        page = await read_page(session, statement, RuleRow.id, paging)
     return RulePage(
         items=[RuleAnswer.model_validate(row) for row in page.rows],
         next_cursor=page.next_cursor,
@@ -109,7 +109,7 @@ async def list_roles(runtime: RuntimeDep, scope: Reader, paging: PagingDep) -> R
     statement = select(RoleRow).where(RoleRow.tenant == scope.tenant)
     async with runtime.sessions() as session:
         await tenancy.get_tenant(session, scope.tenant)
-        page = await read_page(session, statement, RoleRow.id, paging.cursor, paging.limit)
+        page = await read_page(session, statement, RoleRow.id, paging)
     return RolePage(
         items=[RoleAnswer.model_validate(row) for row in page.rows],
         next_cursor=page.next_cursor,

@@ -215,7 +215,7 @@ async def list_sidecars(
     if actor.tenant is not None:
         statement = store.serving(statement, actor.tenant)
     async with runtime.sessions() as session:
-        page = await read_page(session, statement, Sidecar.id, paging.cursor, paging.limit)
+        page = await read_page(session, statement, Sidecar.id, paging)
         items = [await _answer(runtime, row, actor) for row in page.rows]
     return SidecarPage(items=items, next_cursor=page.next_cursor)
 

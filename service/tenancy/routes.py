@@ -73,7 +73,7 @@ async def list_tenants(
     if name is not None:
         statement = statement.where(Tenant.name == name)
     async with runtime.sessions() as session:
-        page = await read_page(session, statement, Tenant.id, paging.cursor, paging.limit)
+        page = await read_page(session, statement, Tenant.id, paging)
     return TenantPage(
         items=[TenantAnswer.model_validate(row) for row in page.rows],
         next_cursor=page.next_cursor,
@@ -120,7 +120,7 @@ async def list_principals(runtime: RuntimeDep, scope: Reader, paging: PagingDep)
     )
     async with runtime.sessions() as session:
         await store.get_tenant(session, scope.tenant)
-        page = await read_page(session, statement, Principal.id, paging.cursor, paging.limit)
+        page = await read_page(session, statement, Principal.id, paging)
     return PrincipalPage(
         items=[PrincipalAnswer.model_validate(row) for row in page.rows],
         next_cursor=page.next_cursor,
@@ -165,7 +165,7 @@ async def list_groups(runtime: RuntimeDep, scope: Reader, paging: PagingDep) -> 
     statement = select(Group).where(Group.tenant == scope.tenant, Group.removed_at.is_(None))
     async with runtime.sessions() as session:
         await store.get_tenant(session, scope.tenant)
-        page = await read_page(session, statement, Group.id, paging.cursor, paging.limit)
+        page = await read_page(session, statement, Group.id, paging)
     return GroupPage(
         items=[GroupAnswer.model_validate(row) for row in page.rows],
         next_cursor=page.next_cursor,
@@ -219,7 +219,7 @@ async def list_memberships(
             .join(Membership, Membership.principal == Principal.id)
             .where(Membership.group == found.id)
         )
-        page = await read_page(session, members, Principal.id, paging.cursor, paging.limit)
+        page = await read_page(session, members, Principal.id, paging)
     return MemberPage(
         items=[MemberAnswer(group=found.id, principal=row.name) for row in page.rows],
         next_cursor=page.next_cursor,

@@ -43,6 +43,7 @@ from strongroom.errors import (
     StrongroomError,
     Unavailable,
 )
+from strongroom.problem import CHALLENGE, MEDIA_TYPE, encode_problem, problem_document
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -52,7 +53,6 @@ EVENTS_PAGE_MAX: Final = 10_000
 _TOKEN_BYTES_MAX: Final = 4096
 _BREAKER = re.compile(r"/v1/breakers/([a-z_]{1,40})(/clear)?")
 _JSON: Final = "application/json"
-_PROBLEM: Final = "application/problem+json"
 _STATUS: Final[tuple[tuple[type[StrongroomError], HTTPStatus], ...]] = (
     (Refused, HTTPStatus.FORBIDDEN),
     (Missing, HTTPStatus.NOT_FOUND),
@@ -222,18 +222,8 @@ def problem(
     headers: Mapping[str, str] | None = None,
 ) -> Answer:
     """One problem document (RFC 9457)."""
-    body: dict[str, object] = {
-        "type": f"urn:strongroom:{code}",
-        "title": status.phrase,
-        "status": int(status),
-        "detail": detail,
-        "code": code,
-    }
-    if field is not None:
-        body["field"] = field
-    if limit is not None:
-        body["limit"] = limit
-    return Answer(status, json.dumps(body).encode(), _PROBLEM, headers or {})
+    document = problem_document(status, code, detail, field=field, limit=limit)
+    return Answer(status, encode_problem(document), MEDIA_TYPE, headers or {})
 
 
 def _problem_of(error: StrongroomError) -> Answer:
@@ -242,7 +232,7 @@ def _problem_of(error: StrongroomError) -> Answer:
             HTTPStatus.UNAUTHORIZED,
             error.code,
             error.message,
-            headers={"www-authenticate": 'Bearer realm="strongroom"'},
+            headers={"www-authenticate": CHALLENGE},
         )
     status = next((status for kind, status in _STATUS if isinstance(error, kind)), None)
     return problem(

@@ -14,9 +14,9 @@ from sqlalchemy import text
 
 from service.app import create_app
 from service.auth.tokens import Role
-from service.http_errors import MEDIA_TYPE
 from service.settings import ServiceSettings, read_settings
 from strongroom.errors import Misuse
+from strongroom.problem import MEDIA_TYPE
 from tests.service.house import Party, Service
 
 OPEN = {"/healthz", "/readyz", "/openapi.json"}

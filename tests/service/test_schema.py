@@ -15,7 +15,7 @@ from schemathesis.core.result import Ok
 from schemathesis.generation import GenerationMode
 from schemathesis.schemas import APIOperation
 
-from service.http_errors import MEDIA_TYPE
+from strongroom.problem import MEDIA_TYPE
 from tests.service.house import Service
 
 Case = schemathesis.Case[Any]
