@@ -23,6 +23,7 @@ from cli.options import (
     console,
     told_errors,
 )
+from strongroom.private_files import write_private
 
 app = typer.Typer(
     name="strongroom",
@@ -175,7 +176,7 @@ def token(
         if out is None:
             typer.echo(minted)
         else:
-            processes.write_private(out, minted)
+            write_private(out, minted)
             console.print(f"written to {out}", highlight=False)
 
 
@@ -187,11 +188,10 @@ def join_token(
     token_file: TokenFile = DEFAULT_TOKEN_FILE,
 ) -> None:
     """Make a one-time token with which one sidecar enrols."""
-    from cli import serve as processes  # noqa: PLC0415
 
     with api(url, token_file) as client:
         answer = client.post("/v1/sidecars/join-tokens", {"name": name})
-        processes.write_private(out, answer["join_token"])
+        write_private(out, answer["join_token"])
         console.print(f"written to {out}", highlight=False)
 
 

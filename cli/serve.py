@@ -30,6 +30,7 @@ from service.settings import ServiceSettings, read_settings
 from sidecar.compose import running
 from sidecar.settings import SidecarSettings, load_settings
 from strongroom.errors import Misuse
+from strongroom.private_files import private_folders, write_private
 
 TOKEN_FILE: Final = "operator.token"  # noqa: S105 - a file name
 EMBEDDED_ENGINE: Final = "engine"
@@ -76,29 +77,10 @@ def check_listen(host: str, *, beyond_loopback: bool) -> None:
         )
 
 
-def private_folder(path: Path) -> None:
-    """Make a folder, and what is missing above it, with mode 0700; leave what exists as it is."""
-    if not path.exists():
-        private_folder(path.parent)
-        path.mkdir(mode=0o700, exist_ok=True)
-
-
-def write_private(path: Path, text: str) -> None:
-    """Write a secret with mode 0600, whole or not at all."""
-    private_folder(path.parent)
-    aside = path.with_name(path.name + ".new")
-    with contextlib.suppress(FileNotFoundError):
-        aside.unlink()
-    fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "w") as sink:
-        sink.write(text)
-    aside.replace(path)
-
-
 def engine_token(folder: Path, engine: str) -> Path:
     """The token file of one engine, made on first use."""
     path = folder / f"{engine}.token"
-    private_folder(folder)
+    private_folders(folder)
     if not path.exists():
         write_private(path, secrets.token_hex(32))
     return path
@@ -127,7 +109,7 @@ def keep_private() -> None:
 
 def prepare_service(settings: ServiceSettings, console: Console) -> Path:
     """Migrate the database and write the operator's token; returns the token's file."""
-    private_folder(settings.state_directory)
+    private_folders(settings.state_directory)
     upgrade(settings.database)
     token_file = settings.state_directory / TOKEN_FILE
     write_private(

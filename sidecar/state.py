@@ -1,16 +1,14 @@
 """The state directory: this sidecar's keys, its enrolment and how far it has read the log.
 
 Rules:
-- The directory is 0700 and belongs to one process at a time (`flock`); files are 0600. Wider
-  permissions on a key file are refused, never repaired in silence: somebody may have read it.
-- Files are replaced whole (write aside, sync, rename), so that a crash leaves old or new.
+- The directory is 0700 and belongs to one process at a time (`flock`); files are 0600.
+- Files are replaced whole, so that a crash leaves old or new (`strongroom.private_files`).
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,8 +21,9 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from policy.signing import Signer
 from strongroom.control import EnrolAnswer
-from strongroom.errors import Conflict, Corrupt, Misuse
+from strongroom.errors import Conflict, Corrupt
 from strongroom.log import LogHead
+from strongroom.private_files import private_directory, read_private, replace_file
 
 _SIGNING_KEY: Final = "signing.key"
 _HPKE_KEY: Final = "hpke.key"
@@ -117,34 +116,3 @@ class StateDirectory:
             return msgspec.json.decode(read_private(path), type=kind)
         except msgspec.DecodeError as error:
             raise Corrupt(f"{name} is damaged", field=name) from error
-
-
-def private_directory(path: Path) -> None:
-    """Make `path` 0700, or refuse a folder that others may enter or that is not ours."""
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = path.stat()
-    if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
-        raise Misuse(f"{path} must be ours alone (mode 0700)", field=path.name, limit="0700")
-
-
-def read_private(path: Path) -> bytes:
-    """The content of a file that nobody else may read; `Misuse` when others may."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    with os.fdopen(descriptor, "rb") as file:
-        found = os.fstat(file.fileno())
-        if not stat.S_ISREG(found.st_mode) or stat.S_IMODE(found.st_mode) & 0o077:
-            raise Misuse(f"{path.name} has wide permissions", field=path.name, limit="0600")
-        return file.read()
-
-
-def replace_file(path: Path, content: bytes, *, sync: bool = True) -> None:
-    """Put `content` at `path` with mode 0600, whole or not at all."""
-    aside = path.with_name(path.name + ".new")
-    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        os.fchmod(file.fileno(), 0o600)
-        file.write(content)
-        file.flush()
-        if sync:
-            os.fsync(file.fileno())
-    aside.replace(path)

@@ -29,11 +29,11 @@ from cli.demo.engine import Engine, EngineConfig
 from cli.demo.processes import DemoFailure, Processes, processes
 from cli.demo.world import Artefacts, Grant, World
 from cli.environment import child_environment
-from cli.serve import write_private
 from policy.signing import decode_base64url
 from service.auth.issuer import open_issuer
 from service.auth.tokens import Role
 from service.settings import read_settings
+from strongroom.private_files import write_private
 
 _SETTLE_S: Final = 20.0
 _POLL_S: Final = 0.1

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TypeVar, TypeVarTuple
 
 from strongroom.errors import Conflict, Misuse, Unavailable
+from strongroom.private_files import sync_directory
 
 _Args = TypeVarTuple("_Args")
 _Result = TypeVar("_Result")
@@ -73,7 +74,7 @@ class Journal:
         if whole != os.fstat(descriptor).st_size:
             os.ftruncate(descriptor, whole)
             os.fsync(descriptor)
-        _sync_directory(self.path.parent)
+        sync_directory(self.path.parent)
 
     def _append(self, lines: list[bytes]) -> None:
         if self._descriptor is None:
@@ -110,11 +111,3 @@ class Journal:
 
     async def _run(self, work: Callable[[*_Args], _Result], *args: *_Args) -> _Result:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work, *args)
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

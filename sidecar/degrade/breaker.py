@@ -45,8 +45,8 @@ from sidecar.degrade.conditions import (
 from sidecar.degrade.measures import Measure, Rule
 from sidecar.degrade.stance import Action
 from sidecar.record.events import EventKind, Events
-from sidecar.state import read_private, replace_file
 from strongroom.errors import Conflict, Missing, Refused, Unavailable
+from strongroom.private_files import read_private, replace_file
 
 _log = logging.getLogger(__name__)
 EVIDENCE_MAX: Final = 256

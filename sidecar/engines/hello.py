@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from sidecar.state import read_private
 from strongroom.blocks import Grid
 from strongroom.errors import Misuse, ProtocolViolation, Refused, StrongroomError
 from strongroom.kvformat import KVFormat, Layout
 from strongroom.limits import SEGMENT_BYTES_MAX
+from strongroom.private_files import read_private
 from strongroom.wire.frames import PROTOCOL_VERSION, Digests, Greet, Hello
 
 Role = Literal["scheduler", "worker"]

@@ -24,7 +24,6 @@ from sidecar.engines.connection import Connection, failure_frame
 from sidecar.engines.gateways import Gateways
 from sidecar.engines.hello import Doorkeeper, GatewayGreeting, Greeting
 from sidecar.engines.session import SchedulerSession, Sessions, SessionSet, WorkerSession
-from sidecar.state import private_directory
 from sidecar.transfers.slots import Rooms, Slots
 from storage.memfd import MemoryOptions
 from storage.staging import Staging
@@ -36,6 +35,7 @@ from strongroom.errors import (
     StrongroomError,
     Unavailable,
 )
+from strongroom.private_files import private_directory
 from strongroom.wire.frames import PROTOCOL_VERSION, Greet, Hello, Welcome
 from strongroom.wire.framing import PREFIX_BYTES, body_length, decode_engine_frame, encode_frame
 

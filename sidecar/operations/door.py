@@ -34,7 +34,6 @@ from sidecar.engines.server import listening
 from sidecar.operations.metrics import CONTENT_TYPE, Snapshot, exposition
 from sidecar.operations.view import state_of
 from sidecar.record.events import json_lines
-from sidecar.state import read_private
 from strongroom.errors import (
     Conflict,
     Missing,
@@ -43,6 +42,7 @@ from strongroom.errors import (
     StrongroomError,
     Unavailable,
 )
+from strongroom.private_files import read_private
 from strongroom.problem import CHALLENGE, MEDIA_TYPE, encode_problem, problem_document
 
 Scope = MutableMapping[str, Any]

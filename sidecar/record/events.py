@@ -22,8 +22,8 @@ from typing import Final
 import msgspec
 
 from sidecar.clocks import NS, Clocks
-from sidecar.state import read_private, replace_file
 from strongroom.errors import Corrupt
+from strongroom.private_files import read_private, replace_file
 
 RING_MAX: Final = 65_536
 RESERVED_AT_ONCE: Final = 1_000_000

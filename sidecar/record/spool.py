@@ -40,10 +40,10 @@ import aiofiles
 import msgspec
 from aiofiles.threadpool.binary import AsyncFileIO
 
-from sidecar.state import private_directory
 from strongroom.canonical import canonical_json
 from strongroom.control import SpoolEvent
 from strongroom.errors import Corrupt, StrongroomError, Unavailable
+from strongroom.private_files import private_directory
 from strongroom.spool import FIRST_COUNT, event_hash, event_json, genesis
 
 _logger = logging.getLogger(__name__)
