@@ -4,13 +4,14 @@ Examples:
 
   python -m benchmarks                    every suite (half an hour, on an idle machine)
   python -m benchmarks host disk          two suites
+  python -m benchmarks control            every suite of a group: storage, control
   python -m benchmarks --quick            the same rows with fewer rounds and smaller sets
   python -m benchmarks lookup --rounds 3  one suite, three rounds
   python -m benchmarks --list             what each suite measures, and what it lacks here
 
 Each row holds both sides, taken in turn in one run: quote the ratios, absolute figures move with
 the machine. docs/performance.md says how each row is taken. Rows of suites that are not run now
-stay in the file as an earlier run left them.
+stay in the file as an earlier run left them; each group of suites has a file of its own.
 
 Exit code: 0 when every bound is reached, 1 when one is missed or a suite could not run
 (--no-bounds: 0 as long as nothing breaks).
@@ -36,7 +37,6 @@ from benchmarks.scale import FULL, QUICK, TINY, Scale
 from benchmarks.suite import Bench, Suite
 from benchmarks.suites import SUITES
 
-FILE = "storage.json"
 FULL_OUT = Path("build/bench")
 
 
@@ -47,11 +47,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.list:
         _list(console)
         return 0
-    chosen = [suite for suite in SUITES if not options.suites or suite.name in options.suites]
+    asked = set(options.suites)
+    chosen = [each for each in SUITES if not asked or asked & {each.name, each.group}]
     scale = _scale(options)
     out = options.out or (FULL_OUT if scale.name == FULL.name else FULL_OUT / scale.name)
     if options.markdown:
-        print(_markdown(json.loads((out / FILE).read_text())))
+        files = [out / name for name in dict.fromkeys(suite.file for suite in chosen)]
+        print("\n\n".join(_markdown(json.loads(f.read_text())) for f in files if f.exists()))
         return 0
     out.mkdir(parents=True, exist_ok=True)
     rows, left_out = _run(chosen, scale, out, console)
@@ -59,9 +61,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for row in rows:
         if row.note:
             console.print(f"[dim]{row.name}: {row.note}[/]")
-    path = out / FILE
-    _write(path, rows)
-    console.print(f"rows in {path}, one plot a suite beside it")
+    for name in dict.fromkeys(suite.file for suite in chosen):
+        mine = {row for suite in chosen if suite.file == name for row in suite.rows}
+        _write(out / name, [row for row in rows if row.name in mine])
+        console.print(f"rows in {out / name}, one plot a suite beside it")
     return _judge(rows, left_out, bounds=not options.no_bounds, console=console)
 
 
@@ -71,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    names = [suite.name for suite in SUITES]
+    names = [*dict.fromkeys(name for suite in SUITES for name in (suite.name, suite.group))]
     parser.add_argument(
         "suites", nargs="*", metavar="SUITE", help=f"which to run: {', '.join(names)} (all)"
     )

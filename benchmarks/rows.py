@@ -62,6 +62,11 @@ BOUNDS: Final[Mapping[str, Bound]] = MappingProxyType(
         "recovery_1m_s": _at_most(60.0),
         "recovery_1m_block_bytes": _at_most(400.0),
         "scaling": _at_most(1.5),
+        # What the control plane's policy promises.
+        "decide_cached_us_p50": _at_most(10.0),
+        "decide_uncached_ms_p50": _at_most(1.0),
+        "decide_uncached_ms_p99": _at_most(5.0),
+        "decide_vs_pycasbin": _at_least(100.0),
     }
 )
 """Rows without an entry are shown beside the others and bind nothing."""

@@ -32,6 +32,12 @@ class Scale:
     revoked_few: int
     engine_pairs: int
     engine_tokens: int
+    tenants: int
+    tenant_rules: int
+    """Of each tenant."""
+    house_rules: int
+    """Of one tenant, or of one plain pycasbin enforcer."""
+    decisions: int
 
     @property
     def region_bytes(self) -> int:
@@ -61,6 +67,10 @@ FULL: Final = Scale(
     revoked_few=100,
     engine_pairs=30,
     engine_tokens=64,
+    tenants=1000,
+    tenant_rules=1000,
+    house_rules=100000,
+    decisions=2000,
 )
 QUICK: Final = Scale(
     name="quick",
@@ -76,6 +86,10 @@ QUICK: Final = Scale(
     revoked_few=100,
     engine_pairs=6,
     engine_tokens=32,
+    tenants=100,
+    tenant_rules=1000,
+    house_rules=100000,
+    decisions=1000,
 )
 TINY: Final = Scale(
     name="tiny",
@@ -91,6 +105,10 @@ TINY: Final = Scale(
     revoked_few=20,
     engine_pairs=1,
     engine_tokens=4,
+    tenants=3,
+    tenant_rules=20,
+    house_rules=200,
+    decisions=10,
 )
 
 

@@ -43,7 +43,7 @@ class Bench:
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """Rows that are measured together."""
+    """Rows that are measured together, and the group of suites whose file they are written to."""
 
     name: str
     summary: str
@@ -51,3 +51,9 @@ class Suite:
     measure: Callable[[Bench], list[Row]]
     lacks: Callable[[], str] = lambda: ""
     """What is not installed and how to install it; empty when nothing is missing."""
+    group: str = "storage"
+
+    @property
+    def file(self) -> str:
+        """The name of the file that holds its rows, beside those of its group."""
+        return f"{self.group}.json"

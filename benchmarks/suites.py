@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from benchmarks import disk, engine, flood, host, lmcache, lookup, recovery, revoke
+from benchmarks.control import suites as control
 from benchmarks.suite import Suite
 
 SUITES: Final[tuple[Suite, ...]] = (
@@ -16,4 +17,5 @@ SUITES: Final[tuple[Suite, ...]] = (
     revoke.SUITE,
     recovery.SUITE,
     engine.SUITE,
+    *control.SUITES,
 )

@@ -34,6 +34,10 @@ PROMISED = {
     "recovery_1m_s": "<= 60",
     "recovery_1m_block_bytes": "<= 400",
     "scaling": "<= 1.5",
+    "decide_cached_us_p50": "<= 10",
+    "decide_uncached_ms_p50": "<= 1",
+    "decide_uncached_ms_p99": "<= 5",
+    "decide_vs_pycasbin": ">= 100",
 }
 
 
@@ -60,7 +64,7 @@ def test_a_suite_writes_its_rows_and_a_plot(suite: Suite, out: Path) -> None:
     if lacking:
         pytest.skip(lacking)
     assert main([suite.name, "--tiny", "--no-bounds", "--out", str(out)]) == 0
-    rows = json.loads((out / "storage.json").read_text())
+    rows = json.loads((out / suite.file).read_text())
     assert [row["name"] for row in rows] == list(suite.rows)
     for row in rows:
         assert set(row) == {field.name for field in fields(Row)}
@@ -118,6 +122,23 @@ def test_a_suite_that_lacks_its_peer_is_said_and_is_exit_code_1(
     monkeypatch.setattr("benchmarks.__main__.SUITES", (absent,))
     assert main(["--tiny", "--out", str(out)]) == 1
     assert "not run peer: make peers" in capsys.readouterr().out
+
+
+def test_a_group_is_all_of_its_suites_and_has_a_file_of_its_own(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def suite(name: str, group: str) -> Suite:
+        row = ratio(f"{name}_row", "s", [(1.0, 1.0)])
+        return Suite(name, name, (row.name,), lambda _: [row], group=group)
+
+    known = (suite("a", "storage"), suite("b", "control"), suite("c", "control"))
+    monkeypatch.setattr("benchmarks.__main__.SUITES", known)
+    assert main(["control", "--tiny", "--out", str(out)]) == 0
+    assert [row["name"] for row in json.loads((out / "control.json").read_text())] == [
+        "b_row",
+        "c_row",
+    ]
+    assert not (out / "storage.json").exists()
 
 
 def test_an_unknown_suite_is_refused_with_the_names_there_are(
