@@ -13,7 +13,7 @@ from __future__ import annotations
 import array
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, cast
 
 from storage.block import BlockAddress
 from storage.eviction import NONE, Eviction, EvictionSettings
@@ -113,12 +113,13 @@ class Index:
         slot = self._slots.get(packed)
         return None if slot is None else self._names[self._namespace[slot]]
 
-    def namespaces_at(self, packed: Iterable[bytes]) -> list[NamespaceId | None]:
-        """`namespace_at` of each."""
-        slot_of, names, numbers = self._slots.get, self._names, self._namespace
-        return [
-            None if (slot := slot_of(each)) is None else names[numbers[slot]] for each in packed
-        ]
+    def namespaces_of_all(self, packed: Iterable[bytes]) -> set[NamespaceId] | None:
+        """The namespaces of these blocks; None unless all of them are resident."""
+        slots = list(map(self._slots.get, packed))
+        if None in slots:
+            return None
+        numbers = set(map(self._namespace.__getitem__, cast("list[int]", slots)))
+        return {self._names[number] for number in numbers}
 
     def retention_of(self, address: BlockAddress) -> Retention:
         """How a copy of a resident block in another tier is kept; the default for an absent one."""

@@ -69,14 +69,14 @@ class Residency:
         return locate
 
     def _all_in_host(self, blocks: Sequence[BlockId], suffix: bytes) -> bool:
-        namespaces = set(self.host.namespaces_at([block + suffix for block in blocks]))
-        return None not in namespaces and self.retired.isdisjoint(namespaces)
+        namespaces = self.host.namespaces_of_all([block + suffix for block in blocks])
+        return namespaces is not None and self.retired.isdisjoint(namespaces)
 
     def _slowest(self, block: BlockId, suffixes: Sequence[bytes]) -> TierName | None:
         slowest = None
         for suffix in suffixes:
             packed = block + suffix
-            (namespace,) = self.host.namespaces_at((packed,))
+            namespace = self.host.namespace_at(packed)
             if namespace is not None:
                 slowest = slowest or TierName.HOST
             else:

@@ -29,7 +29,12 @@ ROOT_PARENT: Final = BlockId(bytes(32))
 TOKEN_BYTES: Final = 4
 IdOf = Callable[[BlockId, int, int], BlockId]
 """The id of a prompt's block by its parent's id, its first token and its end."""
+RunOf = Callable[[BlockId, range, int], list[BlockId]]
+"""The ids of a prompt's blocks that follow one another, by the parent's id, the first token of
+each, and the last one's end."""
 _PLACE: Final = struct.Struct("<QI")
+_WHOLE: Final = "<32sQI{tokens}s{tail}s"
+"""What a whole block's id is a hash of, as one structure."""
 _PERSON: Final = b"strongroom/block"
 _PROMPT_DOMAIN: Final = b"strongroom/prompt/v1"
 
@@ -157,6 +162,35 @@ def ids_of(lookup_key: bytes, packed_tokens: bytes, extras: bytes = b"") -> IdOf
         return digest.digest()
 
     return cast("IdOf", id_of)
+
+
+def run_of(lookup_key: bytes, packed_tokens: bytes, extras: bytes, tokens_per_block: int) -> RunOf:
+    """`ids_of` for blocks in a row, all but the last one whole: `starts` has that step.
+
+    One packed message and one `update` a block: below 2048 bytes that keeps the interpreter,
+    which other threads would take for as long as they like at each of a hundred blocks.
+    """
+    id_of = ids_of(lookup_key, packed_tokens, extras)
+    fresh = _keyed(lookup_key).copy
+    tail = _tail(extras)
+    size = 4 * tokens_per_block
+    pack = struct.Struct(_WHOLE.format(tokens=size, tail=len(tail))).pack
+
+    def run(parent: bytes, starts: range, end: int) -> list[bytes]:
+        ids: list[bytes] = []
+        add = ids.append
+        for start in starts[:-1]:
+            at = 4 * start
+            digest = fresh()
+            digest.update(
+                pack(parent, start, tokens_per_block, packed_tokens[at : at + size], tail)
+            )
+            parent = digest.digest()
+            add(parent)
+        add(id_of(cast("BlockId", parent), starts[-1], end))
+        return ids
+
+    return cast("RunOf", run)
 
 
 def _keyed(lookup_key: bytes) -> hashlib.blake2b:

@@ -7,14 +7,40 @@ canonical JSON of the event before, `genesis(spool)` for the first.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import fields
 from typing import Final
 
-from strongroom.canonical import canonical_json
+import msgspec
+
 from strongroom.control import SpoolEvent
 
 FIRST_COUNT: Final = 1
-_FIELDS: Final = tuple(each.name for each in fields(SpoolEvent))
+_encode: Final = msgspec.json.Encoder().encode
+
+
+class _Line(msgspec.Struct):
+    """An event in the order of canonical JSON, so that encoding it makes canonical bytes.
+
+    Its own form of `strongroom.canonical.canonical_json`, which is ten times slower, because an
+    event is written before each verdict; tests hold the two together.
+    """
+
+    at: str
+    bytes: int
+    count: int
+    engine: str
+    epoch: str
+    grant: str
+    kind: str
+    namespaces: list[str]
+    outcome: str
+    prev: str
+    reason: str
+    request: str
+    seq: int
+    subject: str
+    tenant: str
+    tier: str
+    tokens: int
 
 
 def genesis(spool: str) -> str:
@@ -29,6 +55,24 @@ def event_hash(event: SpoolEvent) -> str:
 
 def event_json(event: SpoolEvent, count: int, prev: str) -> bytes:
     """The canonical JSON of `event` as number `count`, after the event whose hash is `prev`."""
-    message = {name: getattr(event, name) for name in _FIELDS}
-    message["count"], message["prev"] = count, prev
-    return canonical_json(message)
+    return _encode(
+        _Line(
+            event.at,
+            event.bytes,
+            count,
+            event.engine,
+            event.epoch,
+            event.grant,
+            event.kind,
+            event.namespaces,
+            event.outcome,
+            prev,
+            event.reason,
+            event.request,
+            event.seq,
+            event.subject,
+            event.tenant,
+            event.tier,
+            event.tokens,
+        )
+    )

@@ -107,10 +107,10 @@ class Appraiser:
         self._decisions[type(decision).__name__.lower(), decision.why.value] += 1
         self._pace_probes(offer, decision)
         self._promise(engine, request, decision, prices)
-        restores: Counter[TierName] = Counter()
+        restores: dict[TierName, int] = {}
         for block in offer.hit:
             if block.end <= decision.tokens:
-                restores[block.tier] += block.nbytes
+                restores[block.tier] = restores.get(block.tier, 0) + block.nbytes
         self.backlog.promise(engine, request, restores, offer.prompt_tokens - decision.tokens)
         return decision
 
@@ -166,13 +166,17 @@ class Appraiser:
 
     def prices(self, engine: str, offer: Offer) -> Prices:
         """Queues now and costs at the SLO's quantile, for this offer."""
-        sizes: Counter[TierName] = Counter()
+        sizes: dict[TierName, int] = {}
+        block_bytes: dict[TierName, int] = {}
         for block in offer.hit:
-            sizes[block.tier] += block.nbytes
-        tiers: dict[TierName, TierPrice] = {}
-        for tier, nbytes in sizes.items():
-            block_bytes = next(block.nbytes for block in offer.hit if block.tier is tier)
-            tiers[tier] = self._tier(tier, nbytes, block_bytes)
+            tier = block.tier
+            if tier in sizes:
+                sizes[tier] += block.nbytes
+            else:
+                sizes[tier] = block_bytes[tier] = block.nbytes
+        tiers = {
+            tier: self._tier(tier, nbytes, block_bytes[tier]) for tier, nbytes in sizes.items()
+        }
         token = self.cost.prefill_per_token(engine, offer.prompt_tokens, self._settings.quantile)
         usual = self.cost.prefill_per_token(
             engine, int(self.backlog.mean_tokens(engine)) or offer.prompt_tokens, _MEDIAN
@@ -214,6 +218,8 @@ class Appraiser:
             self._promised.popitem(last=False)
 
     def _pace_probes(self, offer: Offer, decision: Decision) -> None:
+        if decision.why is not Why.PROBE and (decision.why is not Why.CHEAPER or not self._probes):
+            return
         brought = {block.tier for block in offer.hit if block.end <= decision.tokens}
         if decision.why is Why.PROBE:
             now = self._clock()
@@ -221,7 +227,7 @@ class Appraiser:
                 known = self._probes.get(tier)
                 pause_ns = _PROBE_NS if known is None else min(2 * known.pause_ns, _PROBE_NS_MAX)
                 self._probes[tier] = _Probes(now + pause_ns, pause_ns)
-        elif decision.why is Why.CHEAPER:
+        else:
             for tier in brought:
                 self._probes.pop(tier, None)
 

@@ -32,7 +32,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import pairwise
 
 from storage.tiers.protocol import TierName
 
@@ -105,10 +104,12 @@ class Offer:
     hit: tuple[Stored, ...]
 
     def __post_init__(self) -> None:
-        ends = [0, *(block.end for block in self.hit)]
-        if any(later <= earlier for earlier, later in pairwise(ends)):
-            raise ValueError("blocks follow one another")
-        if ends[-1] > self.prompt_tokens:
+        end = 0
+        for block in self.hit:
+            if block.end <= end:
+                raise ValueError("blocks follow one another")
+            end = block.end
+        if end > self.prompt_tokens:
             raise ValueError("the hit is longer than the prompt")
 
 

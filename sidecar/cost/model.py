@@ -75,12 +75,24 @@ class CostRow:
 class Fading:
     """A sketch of the last one to two half-windows."""
 
-    __slots__ = ("_cached", "_earlier", "_half_ns", "_last", "_now", "_turn_ns")
+    __slots__ = (
+        "_cached",
+        "_earlier",
+        "_earlier_count",
+        "_half_ns",
+        "_last",
+        "_now",
+        "_now_count",
+        "_turn_ns",
+    )
 
     def __init__(self, half_window_s: float) -> None:
         self._half_ns = int(half_window_s * _NS)
         self._now: LogCollapsingLowestDenseDDSketch | None = None
         self._earlier: LogCollapsingLowestDenseDDSketch | None = None
+        # What the sketches have counted: each verdict asks for it some thirty times.
+        self._now_count = 0.0
+        self._earlier_count = 0.0
         self._turn_ns = 0
         self._cached: dict[float, tuple[float, float]] = {}
         self._last: dict[float, float] = {}
@@ -91,11 +103,13 @@ class Fading:
         if self._now is None:
             self._now = _sketch()
         self._now.add(max(value, 0.0), weight)
+        self._now_count += weight
 
     def count(self, now_ns: int) -> float:
         """How much was observed and has not faded."""
-        self._fade(now_ns)
-        return sum(float(s.count) for s in (self._now, self._earlier) if s is not None)
+        if now_ns >= self._turn_ns:
+            self._fade(now_ns)
+        return self._now_count + self._earlier_count
 
     def quantile(self, q: float, now_ns: int) -> float | None:
         """None when nothing is left of what was observed."""
@@ -130,7 +144,9 @@ class Fading:
         # Two half-windows without an observation leave nothing.
         fresh = now_ns < self._turn_ns + self._half_ns
         self._earlier = self._now if fresh else None
+        self._earlier_count = self._now_count if fresh else 0.0
         self._now = None
+        self._now_count = 0.0
         self._turn_ns = now_ns + self._half_ns
         self._cached.clear()
 
@@ -168,9 +184,11 @@ class _Restores:
 
     def __init__(self, settings: CostSettings) -> None:
         half = settings.half_window_s
-        self.queue = {each: Fading(half) for each in _BYTES_CLASSES}
-        self.service = {each: Fading(half) for each in _BYTES_CLASSES}
-        self.total = {each: Fading(half) for each in _BYTES_CLASSES}
+        self._half_window_s = half
+        # By class, of those that were seen: whoever asks looks at these alone.
+        self.queue: dict[int, Fading] = {}
+        self.service: dict[int, Fading] = {}
+        self.total: dict[int, Fading] = {}
         self.drain = Fading(half)
         """Seconds a byte while the tier was busy, whatever ran side by side, weighted by bytes."""
         self.busy = Busy()
@@ -178,12 +196,22 @@ class _Restores:
         self.slice_ns = 0
         self.slice_bytes = 0
 
+    def add(self, each: int, queue_s: float, service_s: float, now_ns: int) -> None:
+        """One restore of a class."""
+        if each not in self.total:
+            for parts in (self.queue, self.service, self.total):
+                parts[each] = Fading(self._half_window_s)
+        self.queue[each].add(queue_s, now_ns)
+        self.service[each].add(service_s, now_ns)
+        self.total[each].add(queue_s + service_s, now_ns)
+
 
 class _Prefills:
     """What was seen of one engine."""
 
     def __init__(self, settings: CostSettings) -> None:
-        self.per_token = {each: Fading(settings.half_window_s) for each in _TOKENS_CLASSES}
+        self.per_token: dict[int, Fading] = {}
+        """By class, of those that were seen."""
         self.reports = Fading(settings.half_window_s)
         self.busy = Busy()
         self.earlier: Report | None = None
@@ -215,10 +243,7 @@ class CostModel:
         if seen is None:
             seen = self._tiers[tier] = _Restores(self._settings)
         queue_s, service_s = max(queue_s, 0.0), max(service_s, 0.0)
-        each = _class(nbytes, _BYTES_CLASSES)
-        seen.queue[each].add(queue_s, now)
-        seen.service[each].add(service_s, now)
-        seen.total[each].add(queue_s + service_s, now)
+        seen.add(_class(nbytes, _BYTES_CLASSES), queue_s, service_s, now)
         # The union of the busy intervals, as they end in order: what ran side by side drains
         # faster than any one of it.
         begun = max(now - int((queue_s + service_s) * _NS), seen.busy_until_ns)
@@ -239,7 +264,10 @@ class CostModel:
         now = self._clock()
         prefills = self._engine(engine)
         each = _class(tokens // prompts, _TOKENS_CLASSES)
-        prefills.per_token[each].add(seconds / tokens, now, min(tokens, _REPORT_TOKENS_MAX))
+        part = prefills.per_token.get(each)
+        if part is None:
+            part = prefills.per_token[each] = Fading(self._settings.half_window_s)
+        part.add(seconds / tokens, now, min(tokens, _REPORT_TOKENS_MAX))
         prefills.reports.add(1.0, now)
 
     def observe_report(self, engine: str, report: Report, prompts: int = 1) -> None:
@@ -303,10 +331,12 @@ class CostModel:
             return None
         now = self._clock()
         if prefills.reports.count(now) < self._settings.reports_min:
-            last = _nearest_last(prefills.per_token, _class(tokens, _TOKENS_CLASSES), q)
-            return None if last is None else Known(last, stale=True)
+            wanted = _class(tokens, _TOKENS_CLASSES)
+            nearest = _nearest_last(prefills.per_token, wanted, _TOKENS_CLASSES, q)
+            return None if nearest is None else Known(nearest[1], stale=True)
         for each in _by_distance(_class(tokens, _TOKENS_CLASSES), _TOKENS_CLASSES):
-            value = prefills.per_token[each].quantile(q, now)
+            part = prefills.per_token.get(each)
+            value = None if part is None else part.quantile(q, now)
             if value is not None:
                 return Known(value, stale=False)
         return None
@@ -329,7 +359,7 @@ class CostModel:
                 total_s=_three(seen.total[each], now),
             )
             for tier, seen in self._tiers.items()
-            for each in _BYTES_CLASSES
+            for each in sorted(seen.total)
             if seen.total[each].count(now)
         )
 
@@ -343,21 +373,22 @@ class CostModel:
         now = self._clock()
         wanted = _class(nbytes, _BYTES_CLASSES)
         counts = {each: part.count(now) for each, part in parts.items()}
+        if not counts:
+            return None
         enough = self._settings.observations_min
         if sum(counts.values()) >= enough > max(counts.values()):
             # Blocks of many sizes, enough in all: the size that was seen most.
             enough = int(max(counts.values()))
         for each in _by_distance(wanted, _BYTES_CLASSES):
-            part = parts[each]
-            if counts[each] >= enough:
-                value = part.quantile(q, now)
+            if counts.get(each, 0.0) >= enough:
+                value = parts[each].quantile(q, now)
                 assert value is not None
                 return Known(value * _scale(each, wanted), stale=False)
-        for each in _by_distance(wanted, _BYTES_CLASSES):
-            last = parts[each].last(q)
-            if last is not None:
-                return Known(last * _scale(each, wanted), stale=True)
-        return None
+        nearest = _nearest_last(parts, wanted, _BYTES_CLASSES, q)
+        if nearest is None:
+            return None
+        each, last = nearest
+        return Known(last * _scale(each, wanted), stale=True)
 
     def _engine(self, engine: str) -> _Prefills:
         prefills = self._engines.get(engine)
@@ -386,11 +417,15 @@ def _by_distance(wanted: int, classes: range) -> Iterator[int]:
                 yield each
 
 
-def _nearest_last(parts: dict[int, Fading], wanted: int, q: float) -> float | None:
-    for each in _by_distance(wanted, _TOKENS_CLASSES):
-        last = parts[each].last(q)
+def _nearest_last(
+    parts: dict[int, Fading], wanted: int, classes: range, q: float
+) -> tuple[int, float] | None:
+    """The nearest class for which there is a last known figure, and the figure."""
+    for each in _by_distance(wanted, classes):
+        part = parts.get(each)
+        last = None if part is None else part.last(q)
         if last is not None:
-            return last
+            return each, last
     return None
 
 

@@ -16,7 +16,17 @@ from typing import Final
 
 from sidecar.lookup.request import ChainedBlock, Hit, Prompt
 from storage.tiers.protocol import TierName
-from strongroom.blocks import ROOT_PARENT, TOKEN_BYTES, BlockId, Extent, Grid, IdOf, ids_of
+from strongroom.blocks import (
+    ROOT_PARENT,
+    TOKEN_BYTES,
+    BlockId,
+    Extent,
+    Grid,
+    IdOf,
+    RunOf,
+    ids_of,
+    run_of,
+)
 from strongroom.derivation import NamespaceKeys
 from strongroom.errors import Missing
 from strongroom.grant import GrantedSpan
@@ -63,6 +73,7 @@ class Chain:
         self._prompt = prompt
         self._source = keys
         self._ids: dict[NamespaceId, IdOf] = {}
+        self._runs: dict[NamespaceId, RunOf] = {}
 
     def plan(self, tokens: int, known: Hit = _NOTHING) -> tuple[ChainedBlock, ...]:
         """Every block of the first `tokens` tokens. Raises `Missing` when a key is not here.
@@ -103,15 +114,13 @@ class Chain:
         for span, first, stop in self._grid.regions(
             self._ends, len(self._prompt.tokens) // TOKEN_BYTES
         ):
-            id_of = self._of_span(span)
+            run = self._run_of_span(span)
             begun = first
             while begun < stop:
                 starts = range(begun, min(begun + batch * size, stop), size)
                 ends = [*starts[1:], min(starts[-1] + size, stop)]
-                ids = []
-                for start, end in zip(starts, ends, strict=True):
-                    parent = id_of(parent, start, end)
-                    ids.append(parent)
+                ids = run(parent, starts, ends[-1])
+                parent = ids[-1]
                 tiers = locate(ids)
                 here = len(tiers)
                 found.add(ids[:here], ends[:here], span, tiers)
@@ -136,9 +145,25 @@ class Chain:
         namespace = self._spans[span].namespace
         known = self._ids.get(namespace)
         if known is None:
-            keys = self._source(namespace)
-            if keys is None:
-                raise Missing("the namespace's keys are not here")
-            known = ids_of(keys.lookup, self._prompt.tokens, self._prompt.extras)
+            known = ids_of(self._lookup_key(namespace), self._prompt.tokens, self._prompt.extras)
             self._ids[namespace] = known
         return known
+
+    def _run_of_span(self, span: int) -> RunOf:
+        namespace = self._spans[span].namespace
+        known = self._runs.get(namespace)
+        if known is None:
+            known = run_of(
+                self._lookup_key(namespace),
+                self._prompt.tokens,
+                self._prompt.extras,
+                self._grid.tokens_per_block,
+            )
+            self._runs[namespace] = known
+        return known
+
+    def _lookup_key(self, namespace: NamespaceId) -> bytes:
+        keys = self._source(namespace)
+        if keys is None:
+            raise Missing("the namespace's keys are not here")
+        return keys.lookup

@@ -23,7 +23,6 @@ from collections.abc import (
     Iterable,
     Iterator,
     Mapping,
-    Sequence,
 )
 from contextlib import asynccontextmanager, contextmanager
 from typing import Final
@@ -126,9 +125,13 @@ class HostTier:
     def namespace_of(self, address: BlockAddress) -> NamespaceId | None:
         return self._index.namespace_of(address)
 
-    def namespaces_at(self, packed: Iterable[bytes]) -> Sequence[NamespaceId | None]:
-        """`namespace_of` for each of many addresses that are packed already."""
-        return self._index.namespaces_at(packed)
+    def namespace_at(self, packed: bytes) -> NamespaceId | None:
+        """`namespace_of` for an address that is packed already."""
+        return self._index.namespace_at(packed)
+
+    def namespaces_of_all(self, packed: Iterable[bytes]) -> set[NamespaceId] | None:
+        """The namespaces of many such addresses; None unless all of them are resident."""
+        return self._index.namespaces_of_all(packed)
 
     def touch(self, address: BlockAddress) -> None:
         self._index.touch(address)

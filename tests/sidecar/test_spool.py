@@ -10,17 +10,20 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 import httpx
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sidecar.record.spool import Spool, SpoolSettings, SpoolSync
+from strongroom.canonical import canonical_json
 from strongroom.control import SpoolEvent
 from strongroom.errors import Unavailable
-from strongroom.spool import FIRST_COUNT, event_hash, genesis
+from strongroom.spool import FIRST_COUNT, event_hash, event_json, genesis
 from tests.sidecar.conftest import PROMPT, Stored
 from tests.sidecar.control_plane import FakeControlPlane
 from tests.sidecar.harness import harness
@@ -59,6 +62,29 @@ def test_the_chain_is_what_it_was_in_every_spool_written_before() -> None:
     assert genesis("spool-000001") == GENESIS
     assert event_hash(replace(event("r1"), count=1, prev=GENESIS, namespaces=["b" * 64])) == FIRST
     assert genesis("spool-000002") != GENESIS
+
+
+@given(
+    st.lists(st.text(max_size=20), min_size=13, max_size=13),
+    st.lists(st.integers(0, 2**63 - 1), min_size=4, max_size=4),
+    st.lists(st.text(max_size=8), max_size=3),
+)
+def test_an_event_has_the_canonical_bytes_whatever_is_in_it(
+    texts: list[str], numbers: list[int], namespaces: list[str]
+) -> None:
+    """The spool has an encoder of its own; the chain is over the bytes that the format says."""
+    words, counts = iter(texts), iter(numbers)
+    made = SpoolEvent(
+        **{
+            each.name: namespaces
+            if each.name == "namespaces"
+            else next(counts if each.type == "int" else words)
+            for each in fields(SpoolEvent)
+        }  # type: ignore[arg-type]
+    )
+    assert event_json(made, made.count, made.prev) == canonical_json(asdict(made))
+    numbered = replace(made, count=7, prev="before")
+    assert event_json(made, 7, "before") == canonical_json(asdict(numbered))
 
 
 async def test_events_are_counted_and_chained(tmp_path: Path) -> None:

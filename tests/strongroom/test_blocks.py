@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strongroom.blocks import ROOT_PARENT, BlockId, Grid, block_id, pack_tokens, prompt_digest
+from strongroom.blocks import (
+    ROOT_PARENT,
+    BlockId,
+    Grid,
+    block_id,
+    pack_tokens,
+    prompt_digest,
+    run_of,
+)
 from strongroom.errors import Misuse
 from strongroom.limits import EXTRAS_BYTES_MAX, PROMPT_TOKENS_MAX, TOKEN_ID_MAX
 
@@ -108,6 +116,30 @@ def test_the_same_tokens_in_the_same_place_have_the_same_id() -> None:
 )
 def test_any_other_key_parent_position_token_or_extra_is_another_block(other: BlockId) -> None:
     assert other != block_id(KEY, ROOT_PARENT, 0, PACKED)
+
+
+@given(
+    st.lists(st.integers(0, TOKEN_ID_MAX), min_size=1, max_size=40),
+    st.integers(1, 12),
+    st.integers(0, 5),
+    st.binary(max_size=40),
+)
+def test_blocks_in_a_row_have_the_ids_that_they_have_one_by_one(
+    tokens: list[int], size: int, skipped: int, extras: bytes
+) -> None:
+    """Whole blocks are hashed in another way than single ones, and must be the same blocks."""
+    first = min(skipped, len(tokens) - 1)
+    starts = range(first, len(tokens), size)
+    packed, parent = pack_tokens(tokens), BlockId(b"p" * 32)
+    expected: list[BlockId] = []
+    for start in starts:
+        expected.append(
+            block_id(KEY, expected[-1] if expected else parent, start,
+                     packed[4 * start : 4 * min(start + size, len(tokens))], extras)
+        )  # fmt: skip
+    assert run_of(KEY, packed, extras, size)(parent, starts, len(tokens)) == expected
+    other = run_of(bytes(32), packed, extras, size)(parent, starts, len(tokens))
+    assert not set(other) & set(expected)
 
 
 def test_extras_never_pass_for_tokens() -> None:
