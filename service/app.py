@@ -33,9 +33,9 @@ from service.grants import routes as grants
 from service.journal.file import Journal
 from service.journal.reconcile import reconcile
 from service.keys import routes as keys
+from service.keys.chosen import open_provider
 from service.keys.openable import KeyCheck
 from service.keys.provider import session_info
-from service.keys.ring import LocalFileRing
 from service.keys.rotation import rotate_due
 from service.log import routes as log
 from service.log.kick import Kick
@@ -57,16 +57,16 @@ _log = logging.getLogger("strongroom.service")
 
 def create_app(settings: ServiceSettings, *, clock: Clock = boot_ns) -> FastAPI:
     """The application. Raises `Misuse` when the key directory is open to others."""
-    ring = LocalFileRing.open(settings.keys)
+    provider = open_provider(settings)
     signer = load_signer(settings.keys, SERVICE_KEY)
     issuer = open_issuer(settings)
-    database = open_database(settings.database, session_info(ring))
+    database = open_database(settings.database, session_info(provider))
     journal = Journal(settings.journal / "log.jws")
     kick = Kick()
     runtime = Runtime(
         settings=settings,
         database=database,
-        key_provider=ring,
+        key_provider=provider,
         key_check=KeyCheck(database.readers),
         signer=signer,
         verifier=own_verifier(signer),
@@ -84,7 +84,7 @@ def create_app(settings: ServiceSettings, *, clock: Clock = boot_ns) -> FastAPI:
         title="Strongroom",
         version=_version(),
         summary="A multi-tenant, encrypted KV cache with a policy engine.",
-        lifespan=_lifespan(runtime, ring),
+        lifespan=_lifespan(runtime),
         docs_url=None,
         redoc_url=None,
         swagger_ui_oauth2_redirect_url=None,
@@ -116,15 +116,14 @@ def create_app(settings: ServiceSettings, *, clock: Clock = boot_ns) -> FastAPI:
     return app
 
 
-def _lifespan(
-    runtime: Runtime, ring: LocalFileRing
-) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+def _lifespan(runtime: Runtime) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         del app
         try:
             await runtime.database.ping()
             await check_revision(runtime.database)
+            await runtime.key_provider.prepare()
             await runtime.journal.open()
             await reconcile(
                 runtime.database,
@@ -145,7 +144,7 @@ def _lifespan(
             await runtime.journal.close()
             await runtime.database.close()
             runtime.enforcers.close()
-            ring.close()
+            runtime.key_provider.close()
 
     return lifespan
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -27,6 +28,17 @@ ENV_PREFIX: Final = "STRONGROOM_SERVICE_"
 Seconds = Annotated[float, Field(gt=0, le=30 * 24 * 3600)]
 
 
+Prefix = Annotated[str, Field(pattern="^[a-zA-Z0-9][a-zA-Z0-9_-]{0,31}$")]
+
+
+class KeyProviderKind(StrEnum):
+    """What keeps the key-encryption keys."""
+
+    FILE_RING = "file_ring"
+    VAULT_TRANSIT = "vault_transit"
+    AWS_KMS = "aws_kms"
+
+
 class ServiceSettings(BaseSettings):
     """Frozen; an unknown name, from the environment or a caller, is refused."""
 
@@ -37,7 +49,7 @@ class ServiceSettings(BaseSettings):
     # Where things lie.
     state_directory: Path = Path("state")
     """Holds what the settings below do not place elsewhere."""
-    database_url: str = ""
+    database_url: Annotated[str, Field(repr=False)] = ""
     """Empty: SQLite in the state directory. Else `postgresql+asyncpg://...`."""
     key_directory: Path | None = None
     """KEK ring and signing keys, 0700. None: `keys` in the state directory."""
@@ -45,6 +57,25 @@ class ServiceSettings(BaseSettings):
     """Signed log entries outside the database. None: `journal` in the state directory."""
     accept_lost_journal: bool = False
     """Write an empty journal anew from the database, which is then believed. For one start."""
+
+    # Where key-encryption keys are kept.
+    key_provider: KeyProviderKind = KeyProviderKind.FILE_RING
+    """The file ring in the key directory, Vault's Transit engine, or AWS KMS."""
+    key_prefix: Prefix = "strongroom"
+    """What the names of its keys begin with in Vault or KMS."""
+    key_ca_file: Path | None = None
+    """The authority of Vault's or KMS's certificate; None: the system's."""
+    key_call_timeout_s: Annotated[float, Field(gt=0, le=60)] = 5.0
+    """One call to Vault or KMS."""
+    vault_address: str = ""
+    """`https://...`; plain HTTP only on this machine."""
+    vault_token_file: Path | None = None
+    """A file (0600) with the token, as a Vault agent writes it; read again when it is refused."""
+    vault_mount: Prefix = "transit"
+    vault_namespace: str = ""
+    kms_region: str = ""
+    kms_endpoint: str = ""
+    """Empty: the region's own."""
 
     # Where it listens.
     host: str = "127.0.0.1"

@@ -20,15 +20,14 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from service.keys import files
-from service.keys.provider import INSTALLATION, Wrapped
+from service.keys.provider import INSTALLATION, Wrapped, check_kek
 from strongroom.canonical import encode_fields
-from strongroom.errors import Conflict, Corrupt, Missing, Misuse
+from strongroom.errors import Conflict, Corrupt, Missing
 from strongroom.identity import ComponentId
 
 NONCE_BYTES: Final = 12
 _AAD_MAGIC: Final = b"SRKW"
 _FILE: Final = re.compile(r"kek-(installation|[0-9a-f]{32})-v([1-9][0-9]*)\.key")
-_KEK: Final = re.compile(r"installation|[0-9a-f]{32}")
 
 _T = TypeVar("_T")
 
@@ -43,6 +42,10 @@ class LocalFileRing:
 
     def __repr__(self) -> str:
         return f"LocalFileRing({str(self._directory)!r}, versions={len(self._ciphers)})"
+
+    @property
+    def kind(self) -> str:
+        return "file_ring"
 
     @classmethod
     def open(cls, directory: Path) -> LocalFileRing:
@@ -60,14 +63,17 @@ class LocalFileRing:
             ring._create(INSTALLATION)
         return ring
 
+    async def prepare(self) -> None:
+        """Nothing: opening the ring has made the installation's key."""
+
     async def create(self, kek: str) -> int:
         """Add a version, on disk before it is used."""
-        _check_kek(kek)
+        check_kek(kek)
         return await self._on_disk(lambda: self._create(kek))
 
     async def newest(self, kek: str) -> int | None:
         """The newest version on disk: another process of the installation may have added it."""
-        _check_kek(kek)
+        check_kek(kek)
         return await self._on_disk(lambda: self._newest(kek))
 
     async def wrap(self, kek: str, owner: ComponentId, secret: bytearray) -> Wrapped:
@@ -81,7 +87,7 @@ class LocalFileRing:
 
     async def unwrap(self, kek: str, owner: ComponentId, wrapped: Wrapped) -> bytearray:
         """The secret, in a buffer of its own."""
-        _check_kek(kek)
+        check_kek(kek)
         cipher = await self._cipher(kek, wrapped.version)
         nonce, sealed = wrapped.blob[:NONCE_BYTES], wrapped.blob[NONCE_BYTES:]
         secret = bytearray(max(0, len(sealed) - 16))
@@ -93,9 +99,17 @@ class LocalFileRing:
             raise Corrupt("a wrapped secret does not open", field="component") from error
         return secret
 
+    async def rewrap(self, kek: str, owner: ComponentId, wrapped: Wrapped) -> Wrapped:
+        """Open and wrap again; the secret is in a buffer that is overwritten."""
+        secret = await self.unwrap(kek, owner, wrapped)
+        try:
+            return await self.wrap(kek, owner, secret)
+        finally:
+            secret[:] = bytes(len(secret))
+
     async def destroy(self, kek: str, version: int) -> None:
         """Forget the version and overwrite its file."""
-        _check_kek(kek)
+        check_kek(kek)
         self._ciphers.pop((kek, version), None)
         await self._on_disk(lambda: files.destroy(self._path(kek, version)))
 
@@ -139,11 +153,6 @@ class LocalFileRing:
                 continue  # Another process took this number.
             self._ciphers[kek, version] = AESGCM(key)
             return version
-
-
-def _check_kek(kek: str) -> None:
-    if _KEK.fullmatch(kek) is None:
-        raise Misuse("a KEK is named by a tenant's id or `installation`", field="kek")
 
 
 def _aad(kek: str, version: int, owner: ComponentId) -> bytes:
