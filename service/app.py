@@ -22,7 +22,9 @@ from fastapi.routing import APIRoute
 from service import health, http_errors
 from service.audit import routes as audit
 from service.auth import routes as tokens
+from service.auth.identities import open_identities
 from service.auth.issuer import open_issuer
+from service.auth.providers import read_providers
 from service.auth.scope import current_claims
 from service.auth.signing_keys import SERVICE_KEY, load_cursor_key, load_signer, own_verifier
 from service.certificates import routes as certificates
@@ -60,6 +62,8 @@ def create_app(settings: ServiceSettings, *, clock: Clock = boot_ns) -> FastAPI:
     provider = open_provider(settings)
     signer = load_signer(settings.keys, SERVICE_KEY)
     issuer = open_issuer(settings)
+    identity_providers = read_providers(settings.identity_providers_file, settings.issuer)
+    token_verifier = own_verifier(issuer.signer)
     database = open_database(settings.database, session_info(provider))
     journal = Journal(settings.journal / "log.jws")
     kick = Kick()
@@ -71,7 +75,8 @@ def create_app(settings: ServiceSettings, *, clock: Clock = boot_ns) -> FastAPI:
         signer=signer,
         verifier=own_verifier(signer),
         issuer=issuer,
-        token_verifier=own_verifier(issuer.signer),
+        token_verifier=token_verifier,
+        identities=open_identities(token_verifier, issuer.rules, identity_providers, clock),
         cursor_key=load_cursor_key(settings.keys),
         changes=Changes(database, signer, journal, kick),
         journal=journal,
@@ -141,6 +146,7 @@ def _lifespan(runtime: Runtime) -> Callable[[FastAPI], AbstractAsyncContextManag
                 finally:
                     rotation.cancel()
         finally:
+            await runtime.identities.close()
             await runtime.journal.close()
             await runtime.database.close()
             runtime.enforcers.close()

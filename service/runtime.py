@@ -8,6 +8,7 @@ from typing import Annotated, cast
 from fastapi import Depends, Request
 
 from policy.signing import Signer, Verifier
+from service.auth.identities import Identities
 from service.auth.issuer import Issuer
 from service.changes import Changes
 from service.db.session import Database, Sessions
@@ -36,6 +37,9 @@ class Runtime:
     issuer: Issuer
     """Mints bearer tokens."""
     token_verifier: Verifier
+    """Verifies what `issuer` minted."""
+    identities: Identities
+    """Reads every bearer token."""
     cursor_key: bytes
     """Under which cursors carry their MAC."""
     changes: Changes

@@ -84,6 +84,8 @@ class ServiceSettings(BaseSettings):
     # Who it is.
     issuer: Annotated[str, Field(min_length=1, max_length=128)] = "strongroom"
     """`iss` of grants, leases and tokens."""
+    identity_providers_file: Path | None = None
+    """TOML: whose tokens are believed besides our own (`service.auth.providers`)."""
 
     # Limits.
     body_bytes_max: Annotated[int, Field(ge=1024, le=64 * 1024 * 1024)] = 4 * 1024 * 1024

@@ -20,7 +20,7 @@ from policy.permissions import Permission
 from service.auth.actor import Actor
 from service.auth.errors import Forbidden, Unauthenticated
 from service.auth.roles import permissions_of
-from service.auth.tokens import TokenClaims, verify_token
+from service.auth.tokens import TokenClaims
 from service.runtime import Runtime, RuntimeDep
 from strongroom.errors import Missing
 from strongroom.identity import ComponentId
@@ -29,13 +29,14 @@ _bearer: Final = HTTPBearer(
     auto_error=False,
     scheme_name="bearer",
     bearerFormat="JWT",
-    description="A token of the embedded issuer: `strongroom token`, or `POST /v1/tokens`.",
+    description="A token of the embedded issuer (`strongroom token`, or `POST /v1/tokens`), or of "
+    "a configured identity provider.",
 )
 
 
-def read_token(runtime: Runtime, token: str) -> TokenClaims:
+async def read_token(runtime: Runtime, token: str) -> TokenClaims:
     """The claims of a bearer token. Raises `Unauthenticated`."""
-    return verify_token(token, runtime.token_verifier, runtime.issuer.rules, now_s=int(time.time()))
+    return await runtime.identities.read(token, now_s=int(time.time()))
 
 
 async def current_claims(
@@ -45,7 +46,7 @@ async def current_claims(
     """What the bearer's token says. Raises `Unauthenticated`."""
     if credentials is None:
         raise Unauthenticated("a bearer token is needed")
-    return read_token(runtime, credentials.credentials)
+    return await read_token(runtime, credentials.credentials)
 
 
 async def current_actor(claims: Annotated[TokenClaims, Depends(current_claims)]) -> Actor:

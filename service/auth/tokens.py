@@ -9,6 +9,7 @@ Rules:
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Final
@@ -84,13 +85,18 @@ def check_claims(claims: TokenClaims, rules: TokenRules) -> None:
         raise Misuse("the token is for another service", field="aud")
     if not 0 < claims.exp - claims.iat <= rules.life_s_max:
         raise Misuse("the token's life is out of bounds", field="exp", limit=rules.life_s_max)
-    if not claims.roles:
+    check_roles(claims.roles, claims.tenant)
+
+
+def check_roles(roles: Collection[Role], tenant: str) -> None:
+    """Raise `Misuse` for roles that nobody can have in `tenant` (empty: the installation)."""
+    if not roles:
         raise Misuse("a token has at least one role", field="roles")
-    if claims.tenant:
-        parse_component_id(claims.tenant, "tenant")
-        if _NO_TENANT & set(claims.roles):
+    if tenant:
+        parse_component_id(tenant, "tenant")
+        if _NO_TENANT & set(roles):
             raise Misuse("an operator belongs to no tenant", field="tenant")
-    elif _ONE_TENANT & set(claims.roles):
+    elif _ONE_TENANT & set(roles):
         raise Misuse("this role belongs to one tenant", field="tenant")
 
 

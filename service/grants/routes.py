@@ -36,7 +36,7 @@ async def create_grant(
     A span that is denied and one that is not registered look alike; so do an artefact of
     another tenant and one that does not exist.
     """
-    claims = None if subject_token is None else read_token(runtime, subject_token)
+    claims = None if subject_token is None else await read_token(runtime, subject_token)
     named = None
     if body.tenant is not None and body.subject is not None:
         named = (body.tenant, body.subject)
