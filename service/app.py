@@ -19,7 +19,7 @@ from fastapi import Depends, FastAPI
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
 
-from service import health, http_errors
+from service import health, http_errors, versions
 from service.audit import routes as audit
 from service.auth import routes as tokens
 from service.auth.identities import open_identities
@@ -32,6 +32,7 @@ from service.changes import Changes
 from service.db.migrate import check_revision
 from service.db.session import open_database
 from service.grants import routes as grants
+from service.http_headers import AnswerHeaders
 from service.journal.file import Journal
 from service.journal.reconcile import reconcile
 from service.keys import routes as keys
@@ -41,6 +42,7 @@ from service.keys.provider import session_info
 from service.keys.rotation import rotate_due
 from service.log import routes as log
 from service.log.kick import Kick
+from service.rates import RateRules, Rates
 from service.registry import routes as registry
 from service.revocation import routes as revocation
 from service.revocation.settle import settle
@@ -50,6 +52,7 @@ from service.runtime import Runtime
 from service.settings import ServiceSettings
 from service.sidecars import routes as sidecars
 from service.sidecars.desk import open_desk
+from service.sidecars.enrolment import ENROL_BODY_BYTES_MAX, ENROL_PATH
 from service.tenancy import routes as tenancy
 from strongroom.clock import Clock, boot_ns
 from strongroom.errors import StrongroomError
@@ -82,6 +85,7 @@ def create_app(settings: ServiceSettings, *, clock: Clock = boot_ns) -> FastAPI:
         journal=journal,
         kick=kick,
         enforcers=Enforcers(),
+        rates=Rates(_rate_rules(settings), clock),
         desk=open_desk(settings.serving_lease_s, clock, settle),
         clock=clock,
     )
@@ -98,7 +102,13 @@ def create_app(settings: ServiceSettings, *, clock: Clock = boot_ns) -> FastAPI:
     )
     app.state.runtime = runtime
     http_errors.install(app)
-    app.add_middleware(http_errors.BodyCap, bytes_max=settings.body_bytes_max)
+    versions.install(app, versions.DEPRECATED)
+    app.add_middleware(
+        http_errors.BodyDoor,
+        bytes_max=settings.body_bytes_max,
+        smaller={ENROL_PATH: ENROL_BODY_BYTES_MAX},
+    )
+    app.add_middleware(AnswerHeaders)
     app.include_router(health.router)
     for router in (
         tenancy.router,
@@ -171,6 +181,16 @@ async def _rotate(runtime: Runtime) -> None:
             _log.warning("rotation failed: %s", error.code)
 
 
+def _rate_rules(settings: ServiceSettings) -> RateRules:
+    return RateRules(
+        principal=settings.principal_requests_per_min,
+        tenant=settings.tenant_requests_per_min,
+        sidecar=settings.sidecar_requests_per_min,
+        address=settings.enrolments_per_min,
+        subjects_max=settings.rate_windows_max,
+    )
+
+
 def _operation_id(route: APIRoute) -> str:
     return route.name
 
@@ -193,5 +213,6 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
         )
         schemas = document.setdefault("components", {}).setdefault("schemas", {})
         schemas["Problem"] = http_errors.Problem.model_json_schema()
+        versions.mark(document, versions.DEPRECATED)
         app.openapi_schema = document
     return app.openapi_schema

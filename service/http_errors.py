@@ -8,6 +8,7 @@ to the log, never to the caller. Details never repeat the input, which may hold 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.auth.errors import Unauthenticated
 from service.preconditions import Stale, Unconditional
+from service.rates import TooMany
 from strongroom.errors import (
     Conflict,
     Corrupt,
@@ -49,6 +51,7 @@ _STATUS: Final[tuple[tuple[type[StrongroomError], HTTPStatus], ...]] = (
     (Unconditional, HTTPStatus.PRECONDITION_REQUIRED),
     (Misuse, HTTPStatus.UNPROCESSABLE_ENTITY),
     (QuotaExceeded, HTTPStatus.TOO_MANY_REQUESTS),
+    (TooMany, HTTPStatus.TOO_MANY_REQUESTS),
     (Overloaded, HTTPStatus.SERVICE_UNAVAILABLE),
     (Unavailable, HTTPStatus.SERVICE_UNAVAILABLE),
     (Corrupt, HTTPStatus.INTERNAL_SERVER_ERROR),
@@ -60,6 +63,7 @@ _HTTP_CODES: Final = {
     HTTPStatus.NOT_FOUND: Missing.code,
     HTTPStatus.METHOD_NOT_ALLOWED: "method_not_allowed",
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "body_too_large",
+    HTTPStatus.UNSUPPORTED_MEDIA_TYPE: "media_type",
 }
 
 
@@ -89,7 +93,9 @@ PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
     404: _documented("It is not there, or not yours: the two look alike."),
     409: _documented("It contradicts what is already there."),
     413: _documented("The body is too large."),
+    415: _documented("A body is JSON, and says so."),
     422: _documented("A value could never be accepted; `field` names it."),
+    429: _documented("Too many requests, or a quota is used up: see `Retry-After`."),
     503: _documented("A bound was reached or a part is away: try again."),
 }
 """What any route may answer besides its success, for the OpenAPI document."""
@@ -115,7 +121,7 @@ def problem(
     if status is HTTPStatus.UNAUTHORIZED:
         extra["WWW-Authenticate"] = CHALLENGE
     if status in (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS):
-        extra["Retry-After"] = "1"
+        extra.setdefault("Retry-After", "1")
     return JSONResponse(body, int(status), headers=extra, media_type=MEDIA_TYPE)
 
 
@@ -137,7 +143,10 @@ async def _on_strongroom(request: Request, error: Exception) -> JSONResponse:
     )
     if status is HTTPStatus.INTERNAL_SERVER_ERROR:
         _log.error("%s %s failed: %s", request.method, request.url.path, error.code)
-    return problem(status, error.code, error.message, field=error.field, limit=error.limit)
+    headers = {"Retry-After": str(error.retry_after_s)} if isinstance(error, TooMany) else None
+    return problem(
+        status, error.code, error.message, field=error.field, limit=error.limit, headers=headers
+    )
 
 
 async def _on_validation(request: Request, error: Exception) -> JSONResponse:
@@ -187,21 +196,46 @@ async def _on_unforeseen(request: Request, error: Exception) -> JSONResponse:
     return problem(HTTPStatus.INTERNAL_SERVER_ERROR, StrongroomError.code, "the service failed")
 
 
-class BodyCap:
-    """ASGI middleware: a body of more than `bytes_max` bytes is refused as it comes in."""
+class BodyDoor:
+    """ASGI middleware: what a body has to be before anybody parses it.
 
-    def __init__(self, app: ASGIApp, bytes_max: int) -> None:
+    More than `bytes_max` bytes are refused as they come in, announced or not; on the paths in
+    `smaller`, which anybody may call, less is enough. A body that is not said to be JSON is
+    refused too.
+    """
+
+    def __init__(self, app: ASGIApp, bytes_max: int, smaller: Mapping[str, int]) -> None:
         self._app = app
         self._bytes_max = bytes_max
+        self._smaller = smaller
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         headers = dict(scope["headers"])
+        bytes_max = min(self._bytes_max, self._smaller.get(scope["path"], self._bytes_max))
+        detail = f"a body holds at most {bytes_max} bytes"
         announced = headers.get(b"content-length", b"0")
-        if announced.isdigit() and int(announced) > self._bytes_max:
-            await self._refusal()(scope, receive, send)
+        if announced.isdigit() and int(announced) > bytes_max:
+            refusal = problem(
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+                "body_too_large",
+                detail,
+                field="body",
+                limit=bytes_max,
+            )
+            await refusal(scope, receive, send)
+            return
+        has_body = announced != b"0" or b"transfer-encoding" in headers
+        if has_body and not _says_json(headers.get(b"content-type", b"")):
+            refusal = problem(
+                HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+                "media_type",
+                "a body is JSON: say Content-Type: application/json",
+                field="Content-Type",
+            )
+            await refusal(scope, receive, send)
             return
         taken = 0
 
@@ -210,22 +244,16 @@ class BodyCap:
             message = await receive()
             if message["type"] == "http.request":
                 taken += len(message.get("body", b""))
-                if taken > self._bytes_max:
+                if taken > bytes_max:
                     # Only an HTTPException passes through the framework's reading of bodies.
-                    raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, self._detail)
+                    raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, detail)
             return message
 
         await self._app(scope, capped, send)
 
-    @property
-    def _detail(self) -> str:
-        return f"a body holds at most {self._bytes_max} bytes"
 
-    def _refusal(self) -> JSONResponse:
-        return problem(
-            HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-            "body_too_large",
-            self._detail,
-            field="body",
-            limit=self._bytes_max,
-        )
+def _says_json(content_type: bytes) -> bool:
+    essence = content_type.partition(b";")[0].strip().lower()
+    return essence == b"application/json" or (
+        essence.startswith(b"application/") and essence.endswith(b"+json")
+    )

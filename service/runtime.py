@@ -16,6 +16,7 @@ from service.journal.file import Journal
 from service.keys.openable import KeyCheck
 from service.keys.provider import KeyProvider
 from service.log.kick import Kick
+from service.rates import Rates
 from service.rules.enforcers import Enforcers
 from service.settings import ServiceSettings
 from service.sidecars.desk import SidecarDesk
@@ -47,6 +48,7 @@ class Runtime:
     kick: Kick
     enforcers: Enforcers
     desk: SidecarDesk
+    rates: Rates
     clock: Clock
     """Nanoseconds since boot."""
 

@@ -88,6 +88,14 @@ class ServiceSettings(BaseSettings):
     """TOML: whose tokens are believed besides our own (`service.auth.providers`)."""
 
     # Limits.
+    principal_requests_per_min: Annotated[int, Field(ge=1, le=10_000_000)] = 60_000
+    """Of one principal of one tenant, whatever tokens it has; counted by each process."""
+    tenant_requests_per_min: Annotated[int, Field(ge=1, le=10_000_000)] = 300_000
+    sidecar_requests_per_min: Annotated[int, Field(ge=1, le=10_000_000)] = 60_000
+    enrolments_per_min: Annotated[int, Field(ge=1, le=10_000_000)] = 600
+    """Of one client address, good or bad."""
+    rate_windows_max: Annotated[int, Field(ge=1, le=10_000_000)] = 65_536
+    """Principals, tenants, sidecars and addresses whose requests are remembered at once."""
     body_bytes_max: Annotated[int, Field(ge=1024, le=64 * 1024 * 1024)] = 4 * 1024 * 1024
     page_items_max: Annotated[int, Field(ge=1, le=1000)] = 200
     grant_life_s: Annotated[int, Field(gt=0, le=GRANT_LIFE_S_MAX)] = GRANT_LIFE_S_MAX

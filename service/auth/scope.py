@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Annotated, Final
 
-from fastapi import Depends, Path, Security
+from fastapi import Depends, Path, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from policy.permissions import Permission
@@ -21,6 +21,7 @@ from service.auth.actor import Actor
 from service.auth.errors import Forbidden, Unauthenticated
 from service.auth.roles import permissions_of
 from service.auth.tokens import TokenClaims
+from service.http_headers import tell
 from service.runtime import Runtime, RuntimeDep
 from strongroom.errors import Missing
 from strongroom.identity import ComponentId
@@ -40,13 +41,16 @@ async def read_token(runtime: Runtime, token: str) -> TokenClaims:
 
 
 async def current_claims(
+    request: Request,
     runtime: RuntimeDep,
     credentials: Annotated[HTTPAuthorizationCredentials | None, Security(_bearer)],
 ) -> TokenClaims:
-    """What the bearer's token says. Raises `Unauthenticated`."""
+    """What the bearer's token says. Raises `Unauthenticated`, and `TooMany` past a limit."""
     if credentials is None:
         raise Unauthenticated("a bearer token is needed")
-    return await read_token(runtime, credentials.credentials)
+    claims = await read_token(runtime, credentials.credentials)
+    tell(request, runtime.rates.principal(claims.tenant or None, claims.sub).headers())
+    return claims
 
 
 async def current_actor(claims: Annotated[TokenClaims, Depends(current_claims)]) -> Actor:

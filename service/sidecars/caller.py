@@ -10,6 +10,7 @@ from fastapi.openapi.models import APIKey, APIKeyIn
 from fastapi.security.base import SecurityBase
 
 from service.auth.errors import Unauthenticated
+from service.http_headers import tell
 from service.runtime import RuntimeDep
 from service.sidecars.proof import Call, check_proof, claimed_sidecar, proof_of
 from service.sidecars.store import Enrolled, find_live
@@ -46,6 +47,7 @@ async def calling_sidecar(
         raise Unauthenticated("the proof is not valid")
     call = Call(request.method, request_target(request.scope), await request.body())
     check_proof(proof, sidecar.signing_key, sidecar.id, call, int(time.time()), runtime.desk.nonces)
+    tell(request, runtime.rates.sidecar(sidecar.id).headers())
     return sidecar
 
 

@@ -18,6 +18,9 @@ from strongroom.control import EnrolAnswer, EnrolRequest
 from strongroom.errors import Misuse, Refused
 from strongroom.limits import NAME_CHARS_MAX
 
+ENROL_PATH: Final = "/v1/sidecars"
+ENROL_BODY_BYTES_MAX: Final = 16 * 1024
+"""A token, a name and two keys; nothing has been proven when it is read."""
 _KEY_BYTES: Final = 32
 _NAME = re.compile(NAME_PATTERN)
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from http import HTTPStatus
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Header, Path, Query
+from fastapi import APIRouter, Depends, Header, Path, Query, Request
 from fastapi.responses import StreamingResponse
 from sqlalchemy import select
 
@@ -15,6 +15,7 @@ from policy.permissions import Permission
 from service.auth.actor import Actor, ActorKind
 from service.auth.scope import permitted
 from service.db.pages import read_page
+from service.http_headers import tell
 from service.http_page import PagingDep
 from service.log import store as log_store
 from service.log.stream import PAGE_ENTRIES, parse_event_id, stream
@@ -57,8 +58,11 @@ Epoch = Annotated[str, Query(pattern="^([0-9a-f]{32})?$", description="Empty: th
 
 
 @router.post("/v1/sidecars", status_code=HTTPStatus.CREATED, summary="Enrol a sidecar")
-async def enrol_sidecar(runtime: RuntimeDep, body: EnrolRequest) -> EnrolAnswer:
+async def enrol_sidecar(request: Request, runtime: RuntimeDep, body: EnrolRequest) -> EnrolAnswer:
     """With a one-time join token; the answer holds the service keys to pin."""
+    # A refusal is an audit event: nobody who has proven nothing may write too many.
+    address = request.client.host if request.client is not None else ""
+    tell(request, runtime.rates.address(address).headers())
     return await enrol(runtime.changes, runtime.verifier, runtime.settings.issuer, body)
 
 

@@ -173,11 +173,59 @@ async def test_bad_bodies_are_problems_that_name_the_field(
 
 
 @pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
+@pytest.mark.parametrize(
+    ("content_type", "status"),
+    [
+        ("application/json", 201),
+        ("Application/JSON; charset=utf-8", 201),
+        ("application/problem+json", 201),
+        ("text/plain", 415),
+        ("application/x-www-form-urlencoded", 415),
+        ("text/json", 415),
+        ("", 415),
+        (None, 415),
+    ],
+)
+async def test_a_body_says_that_it_is_json(
+    service: Service, content_type: str | None, status: int
+) -> None:
+    headers = {"Authorization": f"Bearer {service.operator.token}"}
+    if content_type is not None:
+        headers["Content-Type"] = content_type
+    response = await service.http.post("/v1/tenants", content=b'{"name": "a"}', headers=headers)
+    assert response.status_code == status, response.text
+    if status == 415:
+        assert response.headers["content-type"] == MEDIA_TYPE
+        assert response.json()["field"] == "Content-Type"
+
+
+@pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
+async def test_whoever_has_proven_nothing_may_send_little(service: Service) -> None:
+    body = {"join_token": "x" * 20_000, "name": "n", "signing_key": "k", "hpke_key": "k"}
+    response = await service.nobody.ask("POST", "/v1/sidecars", body)
+    assert (response.status_code, response.json()["limit"]) == (413, 16 * 1024)
+    body["join_token"] = "x"
+    assert (await service.nobody.ask("POST", "/v1/sidecars", body)).status_code == 422
+
+
+@pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
+async def test_no_answer_is_to_be_stored_or_guessed_at(service: Service) -> None:
+    for path in ("/healthz", "/v1/tenants", "/v1/nothing", "/openapi.json"):
+        for party in (service.operator, service.nobody):
+            headers = (await party.ask("GET", path)).headers
+            assert headers["cache-control"] == "no-store", path
+            assert headers["x-content-type-options"] == "nosniff", path
+
+
+@pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
 async def test_a_path_or_method_that_is_not_there_is_a_problem(service: Service) -> None:
     missing = await service.operator.ask("GET", "/v1/nothing")
     wrong = await service.operator.ask("PUT", "/v1/tenants", {})
     assert (missing.status_code, missing.json()["code"]) == (404, "missing")
     assert (wrong.status_code, wrong.json()["code"]) == (405, "method_not_allowed")
+    assert "GET" in wrong.headers["allow"] or "POST" in wrong.headers["allow"]
+    for answer in (missing, wrong):
+        assert answer.headers["content-type"] == MEDIA_TYPE
 
 
 @pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
