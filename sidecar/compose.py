@@ -33,6 +33,7 @@ from sidecar.degrade.sentry import Sentry
 from sidecar.degrade.watch import Sources, Tally, Watch, WatchSettings
 from sidecar.engines.hello import Doorkeeper
 from sidecar.engines.hints import HintDesk, HintLimits
+from sidecar.engines.opens import Names, Steps
 from sidecar.engines.server import Server, ServerLimits, listening
 from sidecar.engines.session import Bench, SessionLimits, Sessions
 from sidecar.lookup.judge import Judge
@@ -147,6 +148,7 @@ class Sidecar:
             connections_crashed=self.server.counts.crashed,
             engines=len(sets),
             requests=sum(len(found.requests) for found in sets),
+            requests_refused=self.sessions.refused,
             saves_in_flight=len(self.in_flight),
             saves=self.in_flight.statistics(),
             prefetch=self.prefetcher.statistics(),
@@ -357,8 +359,11 @@ def _build(
         fill_deadline_ns=int(settings.fill_deadline_s * NS),
         grace_ns=int(settings.staging_grace_s * NS),
     )
+    steps, names = Steps(store.weight), Names()
     hints = HintDesk(
         judge,
+        steps,
+        names,
         prefetcher,
         live,
         clocks.boot,
@@ -371,6 +376,7 @@ def _build(
         ),
         stance=watch.stance,
         crowded=lambda: spool.crowded,
+        weight=store.weight,
     )
     in_flight = SavesInFlight(settings.crypto_threads + 2, store.weight)
     sessions = Sessions(
@@ -401,6 +407,8 @@ def _build(
                 linger_ns=int(settings.finished_linger_s * NS),
                 judge_wait_s=settings.load_deadline_s,
             ),
+            steps,
+            names,
         )
     )
     doorkeeper = Doorkeeper(

@@ -62,6 +62,8 @@ class SidecarStatistics:
     connections_crashed: int
     engines: int
     requests: int
+    requests_refused: int
+    """Beyond their tenant's part of an engine's open requests or of their prompts' bytes."""
     saves_in_flight: int
     saves: SaveStatistics
     prefetch: PrefetchStatistics

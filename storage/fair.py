@@ -127,6 +127,14 @@ class Fair:
         """
         return _Turn(self, tenant, max(nbytes, COST_BYTES_MIN))
 
+    async def begin(self, tenant: ComponentId, nbytes: int) -> None:
+        """Enter a turn that `end` ends: for whoever ends it elsewhere than where it began."""
+        await self._enter(tenant, max(nbytes, COST_BYTES_MIN))
+
+    def end(self) -> None:
+        """A turn that was begun is over."""
+        self._leave()
+
     @property
     def waiting(self) -> int:
         """Jobs that wait for their turn."""

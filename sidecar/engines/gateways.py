@@ -52,7 +52,7 @@ class Gateways:
         key = (greeting.name, greeting.engine)
         allowance = self._allowances.get(greeting.name)
         if allowance is None:
-            allowance = Allowance(self._desk.limits, self._desk.clock)
+            allowance = self._desk.allowance()
             self._allowances[greeting.name] = allowance
         session = GatewaySession(self._desk, facts, connection, allowance)
         earlier = self._open.get(key)

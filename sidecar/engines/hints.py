@@ -22,6 +22,8 @@ from dataclasses import dataclass, field, replace
 
 from sidecar.clocks import NS
 from sidecar.degrade.stance import Stance, unrestricted
+from sidecar.engines.holdings import Holdings
+from sidecar.engines.opens import Names, Steps
 from sidecar.lookup.judge import EngineFacts, Judge
 from sidecar.lookup.request import (
     Cancelled,
@@ -36,8 +38,11 @@ from sidecar.lookup.request import (
 from sidecar.prefetch.prefetcher import Prefetcher
 from sidecar.revocation.invalidation import LiveRequest, LiveRequests
 from storage.block import BlockAddress
+from storage.fair import Weight, equal_weights
+from storage.lately import Lately
 from strongroom.clock import Clock
 from strongroom.errors import ProtocolViolation
+from strongroom.identity import ComponentId
 from strongroom.limits import REQUEST_ID_CHARS_MAX
 from strongroom.wire.frames import Hint, Open
 
@@ -76,26 +81,53 @@ class HintCounts:
 
 
 class Allowance:
-    """What one engine, or one gateway over all its sessions, may still ask for."""
+    """What one engine, or one gateway over all its sessions, may still ask for.
 
-    def __init__(self, limits: HintLimits, clock: Clock) -> None:
-        self._limits = limits
+    All of it is shared by tenant: what may be alive or judged at once is held by parts, and who
+    comes when a second's hints are used up finds its part of the next second's.
+    """
+
+    def __init__(self, limits: HintLimits, clock: Clock, weight: Weight = equal_weights) -> None:
+        self._per_s = limits.per_s
         self._clock = clock
         self._left = float(limits.per_s)
         self._counted_ns = clock()
-        self.alive = 0
-        self.judging = 0
+        self._lately = Lately(weight, newcomer=True)
+        self._alive = Holdings(limits.alive_max, weight)
+        self._judging = Holdings(limits.judged_max, weight)
 
-    def take(self) -> bool:
-        """Whether one more hint may be looked at now. Asking costs one of the second's."""
-        now_ns, per_s = self._clock(), self._limits.per_s
-        regained = (now_ns - self._counted_ns) * per_s / NS
+    def take(self, tenant: ComponentId | None) -> bool:
+        """Whether one more hint of `tenant` may be looked at now, which is then alive and being
+        judged. Asking costs one of the second's.
+        """
+        now_ns, per_s = self._clock(), self._per_s
+        regained = max(0, now_ns - self._counted_ns) * per_s / NS
         self._left = min(per_s, self._left + regained)
         self._counted_ns = now_ns
-        if self._left < 1:
+        self._lately.fade(min(1.0, regained / per_s))
+        if self._left < 1 and (self._left < 1 - per_s or self._lately.is_ahead(tenant)):
             return False
         self._left -= 1
-        return self.alive < self._limits.alive_max and self.judging < self._limits.judged_max
+        self._lately.count(tenant, 1)
+        if not self._alive.take(tenant):
+            return False
+        if not self._judging.take(tenant):
+            self._alive.give_back(tenant)
+            return False
+        return True
+
+    @property
+    def alive(self) -> int:
+        """Hints that are alive."""
+        return self._alive.total
+
+    def judged(self, tenant: ComponentId | None) -> None:
+        """One that was taken has been judged."""
+        self._judging.give_back(tenant)
+
+    def ended(self, tenant: ComponentId | None) -> None:
+        """One that was taken is not alive any more."""
+        self._alive.give_back(tenant)
 
 
 def _never() -> bool:
@@ -108,6 +140,8 @@ class HintDesk:
     """What the hints of every connection share."""
 
     judge: Judge
+    steps: Steps
+    names: Names
     prefetcher: Prefetcher
     live: LiveRequests
     clock: Clock
@@ -117,12 +151,19 @@ class HintDesk:
     crowded: Callable[[], bool] = _never
     """Whether the audit spool has better uses for its room."""
     counts: HintCounts = field(default_factory=HintCounts)
+    weight: Weight = equal_weights
+
+    def allowance(self) -> Allowance:
+        """For one more engine or gateway."""
+        return Allowance(self.limits, self.clock, self.weight)
 
 
 @dataclass(frozen=True, slots=True)
 class _Hinted:
     request: Request
     forget_ns: int
+    tenant: ComponentId | None
+    """Whom its grant names."""
 
 
 class Hints:
@@ -132,7 +173,7 @@ class Hints:
         self._desk = desk
         self._facts = facts
         self._alive: dict[str, _Hinted] = {}
-        self._allowance = allowance or Allowance(desk.limits, desk.clock)
+        self._allowance = allowance or desk.allowance()
         desk.live.add(self._live)
 
     def __len__(self) -> int:
@@ -149,26 +190,27 @@ class Hints:
         self._forget_overdue(now)
         self.drop(frame.hint)
         limits, start_ns = desk.limits, max(0, frame.start_in_ms) * _MS
+        tenant = desk.names.tenant(frame.grant)
         if (
-            not self._allowance.take()
-            or not frame.hint.isprintable()
+            not frame.hint.isprintable()
             or start_ns > limits.horizon_ns
             or desk.crowded()
+            or not self._allowance.take(tenant)
         ):
             desk.counts.dropped += 1
             return
         request = Request(frame.hint)
-        self._alive[frame.hint] = _Hinted(request, now + start_ns + limits.overdue_ns)
-        self._allowance.alive += 1
-        self._allowance.judging += 1
-        judging = tasks.create_task(self._judge(request, frame, now + start_ns), name="hint")
-        judging.add_done_callback(self._judged)
+        self._alive[frame.hint] = _Hinted(request, now + start_ns + limits.overdue_ns, tenant)
+        judging = tasks.create_task(
+            self._judge(request, frame, now + start_ns, tenant), name="hint"
+        )
+        judging.add_done_callback(lambda _: self._allowance.judged(tenant))
 
     def drop(self, name: str) -> None:
         """The request will not come."""
         hinted = self._alive.pop(name, None)
         if hinted is not None:
-            self._allowance.alive -= 1
+            self._allowance.ended(hinted.tenant)
             hinted.request.cancel(self._desk.clock())
 
     def close(self) -> None:
@@ -177,8 +219,12 @@ class Hints:
             self.drop(name)
         self._desk.live.remove(self._live)
 
-    async def _judge(self, request: Request, frame: Hint, start_ns: int) -> None:
-        desk, facts = self._desk, self._facts()
+    async def _judge(
+        self, request: Request, frame: Hint, start_ns: int, tenant: ComponentId | None
+    ) -> None:
+        desk = self._desk
+        await desk.steps.begin(tenant, len(frame.tokens))
+        facts = self._facts()
         if facts is None:
             desk.counts.dropped += 1
             self._forget(request)
@@ -213,14 +259,11 @@ class Hints:
         else:
             desk.counts.begun += 1
 
-    def _judged(self, _: asyncio.Task[None]) -> None:
-        self._allowance.judging -= 1
-
     def _forget(self, request: Request) -> None:
         found = self._alive.get(request.name)
         if found is not None and found.request is request:
             del self._alive[request.name]
-            self._allowance.alive -= 1
+            self._allowance.ended(found.tenant)
 
     def _forget_overdue(self, now_ns: int) -> None:
         for name, hinted in tuple(self._alive.items()):

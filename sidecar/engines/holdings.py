@@ -21,6 +21,10 @@ from strongroom.identity import ComponentId
 _OVER: Final = 2
 
 
+def _weight_of(weight: Weight, tenant: ComponentId | None) -> float:
+    return 1.0 if tenant is None else weight(tenant)
+
+
 class Holdings:
     """Used on the event loop's thread. `None` stands for whoever is not known yet."""
 
@@ -59,12 +63,9 @@ class Holdings:
     def _is_due(self, tenant: ComponentId | None, amount: int) -> bool:
         if self._total + amount > _OVER * self._limit:
             return False
-        weights = {name: self._weight_of(name) for name in (*self._held, tenant)}
+        weights = {name: _weight_of(self._weight, name) for name in (*self._held, tenant)}
         part = self._limit * weights[tenant] / sum(weights.values())
         return self._held.get(tenant, 0) + amount <= max(part, 1)
-
-    def _weight_of(self, tenant: ComponentId | None) -> float:
-        return 1.0 if tenant is None else self._weight(tenant)
 
 
 class PerTenant:

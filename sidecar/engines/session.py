@@ -20,8 +20,9 @@ from sidecar.engines.connection import Connection, SessionOver, end_session
 from sidecar.engines.hello import Greeting
 from sidecar.engines.hints import HintDesk, Hints, addresses_of
 from sidecar.engines.holdings import Holdings, PerTenant
+from sidecar.engines.opens import Names, Opens, Steps
 from sidecar.lookup.judge import EngineFacts, Judge
-from sidecar.lookup.request import Denied, Judged, Opened, Request, Requests
+from sidecar.lookup.request import Cancelled, Denied, Judged, Opened, Request, Requests
 from sidecar.record.reasons import Reason
 from sidecar.revocation.invalidation import LiveRequest, LiveRequests
 from sidecar.transfers.depot import Depot, Shard
@@ -57,6 +58,10 @@ from strongroom.wire.frames import Slots as SlotsFrame
 LOADS_AT_ONCE: Final = 2
 """Of one tenant on one connection: enough to keep the crypto threads and a disk busy."""
 
+FRAMES_IN_A_ROW: Final = 16
+"""`Open`s that are read before others may run: more than verdicts begin meanwhile, so that who
+comes last is seen soon, and few enough for the loop."""
+
 
 @dataclass(frozen=True, slots=True)
 class SessionLimits:
@@ -82,6 +87,8 @@ class Bench:
     live: LiveRequests
     hints: HintDesk
     limits: SessionLimits
+    steps: Steps
+    names: Names
 
 
 @dataclass(eq=False)
@@ -91,7 +98,8 @@ class SessionSet:
     greeting: Greeting
     bench: Bench
     session: str = field(default_factory=lambda: secrets.token_hex(16))
-    requests: Requests = field(default_factory=Requests)
+    requests: Requests = field(init=False)
+    opens: Opens = field(init=False)
     scheduler: SchedulerSession | None = None
     workers: dict[int, WorkerSession] = field(default_factory=dict)
     format_digest: bytes = field(init=False)
@@ -100,6 +108,9 @@ class SessionSet:
 
     def __post_init__(self) -> None:
         self.format_digest = self.greeting.format.digest()
+        limits, weight = self.bench.limits, self.bench.depot.store.weight
+        self.opens = Opens(limits.requests_max, limits.prompt_bytes_max, limits.opens_max, weight)
+        self.requests = Requests(self.opens.over)
 
     @property
     def empty(self) -> bool:
@@ -141,12 +152,19 @@ class Sessions:
         self._bench = bench
         self.hints = bench.hints
         self._sets: dict[str, SessionSet] = {}
+        self._refused = 0
+        """Of sets that are gone."""
 
     def __len__(self) -> int:
         return len(self._sets)
 
     def __iter__(self) -> Iterator[SessionSet]:
         return iter(tuple(self._sets.values()))
+
+    @property
+    def refused(self) -> int:
+        """Requests that were beyond their tenant's part of an engine's, since start."""
+        return self._refused + sum(found.opens.refused for found in self)
 
     def join(self, greeting: Greeting) -> SessionSet:
         """The engine's session set. `Conflict` when its other connections declare otherwise."""
@@ -175,6 +193,7 @@ class Sessions:
         joined.members -= 1
         if joined.empty and self._sets.get(joined.greeting.engine) is joined:
             del self._sets[joined.greeting.engine]
+            self._refused += joined.opens.refused
             self._bench.live.remove(joined.live)
 
     def tell_lease(self) -> None:
@@ -195,8 +214,8 @@ class SchedulerSession:
         self.joined = joined
         self.connection = connection
         self._bench = joined.bench
-        self._opens = asyncio.Semaphore(joined.bench.limits.opens_max)
         self._hints = Hints(joined.bench.hints, joined.facts)
+        self._in_a_row = 0
 
     async def serve(self) -> None:
         """Until the connection ends; then every request of the engine is cancelled."""
@@ -269,27 +288,32 @@ class SchedulerSession:
             # It goes into records that people read; no engine has a reason for such a name.
             await self._refuse(frame, "", Reason.PROTOCOL)
             return
-        requests = self.joined.requests
-        held = requests.prompt_bytes + len(frame.tokens)
-        if requests.open_count >= limits.requests_max or held > limits.prompt_bytes_max:
+        opens, tenant = self.joined.opens, self._bench.names.tenant(frame.grant)
+        if not opens.take(tenant, len(frame.tokens)):
             await self._refuse(frame, frame.request, Reason.BACKPRESSURE)
             return
-        # Backpressure: with enough verdicts under way, the socket is read no further.
-        await self._opens.acquire()
-        request = requests.open(frame.request, self._now())
+        request = self.joined.requests.open(frame.request, self._now())
+        opens.keep(request, tenant, len(frame.tokens))
         greeting = self.joined.greeting
         self._bench.depot.watch.journal.request_started(
             greeting.engine, request.name, greeting.digests.model, len(frame.tokens) // TOKEN_BYTES
         )
-        self._tasks.create_task(self._judge(request, frame), name="judge")
+        self._tasks.create_task(self._judge(request, frame, tenant), name="judge")
+        self._in_a_row += 1
+        if self._in_a_row >= FRAMES_IN_A_ROW:
+            self._in_a_row = 0
+            await asyncio.sleep(0)
 
-    async def _judge(self, request: Request, frame: Open) -> None:
+    async def _judge(self, request: Request, frame: Open, tenant: ComponentId | None) -> None:
         began_ns = self._now()
-        facts = self.joined.facts()
-        try:
-            verdict = await self._bench.judge.judge(request, frame, facts)
-        finally:
-            self._opens.release()
+        async with self.joined.opens.judging.one(tenant):
+            await self._bench.steps.begin(tenant, len(frame.tokens))
+            facts = self.joined.facts()
+            verdict: Judged | Denied
+            if isinstance(request.state, Cancelled):
+                verdict = Denied(Reason.CANCELLED)  # nobody waits for it any more
+            else:
+                verdict = await self._bench.judge.judge(request, frame, facts)
         if self.joined.requests.get(request.name) is not request:
             return  # replaced by a newer request of the same name
         if isinstance(verdict, Denied):

@@ -305,6 +305,10 @@ class Request:
             self.prefetch.stop()
 
 
+def _tell_nobody(_: Request) -> None:
+    """Nobody counts them."""
+
+
 class Requests:
     """The requests of one engine, by name. Bounded by the caller.
 
@@ -312,7 +316,9 @@ class Requests:
     an invalidation waits for them as for all others.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, over: Callable[[Request], None] = _tell_nobody) -> None:
+        """`over` hears of each that the engine said is over, or was denied; more than once too."""
+        self._tell_over = over
         self._by_name: dict[str, Request] = {}
         self._leaving: list[Request] = []
         self._held = Held()
@@ -393,6 +399,7 @@ class Requests:
             self._leaving.append(request)
 
     def _has_ended(self, request: Request) -> None:
+        self._tell_over(request)
         if request.writable() is not None:
             self._lingering.append(request)
         else:

@@ -297,6 +297,9 @@ def _caching(statistics: SidecarStatistics) -> Iterator[Metric]:
     )
     yield _gauge("engines", "Engines connected", (), _one(statistics.engines))
     yield _gauge("requests", "Requests known", (), _one(statistics.requests))
+    yield _counter(
+        "requests_refused", "Beyond a tenant's part", (), _one(statistics.requests_refused)
+    )
     yield _gauge("staging_used_bytes", "Staging in use", (), _one(statistics.staging_used_bytes))
     yield _counter(
         "protocol_violations", "Broken connections", (), _one(statistics.protocol_violations)

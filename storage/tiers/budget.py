@@ -13,14 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from storage.lately import Lately
 from strongroom.clock import Clock
 from strongroom.errors import Overloaded
 from strongroom.identity import ComponentId
 
 _DAY_NS = 24 * 3600 * 10**9
 _BURSTS_A_DAY = 24
-_EVEN = 1.0 + 1e-6
-"""So that rounding puts nobody ahead who writes alone."""
 
 
 class WriteBudget:
@@ -36,8 +35,7 @@ class WriteBudget:
         self._bytes_per_day = bytes_per_day
         self._left = 0.0 if bytes_per_day is None else bytes_per_day / _BURSTS_A_DAY
         self._filled_ns = clock()
-        self._weight = weight
-        self._lately: dict[ComponentId, float] = {}
+        self._lately = Lately(weight)
         """Bytes that each tenant wrote, fading as the bucket fills."""
         self.refusals = 0
         self.written_bytes = 0
@@ -53,8 +51,8 @@ class WriteBudget:
         full = self._bytes_per_day / _BURSTS_A_DAY
         filled = passed_ns * self._bytes_per_day / _DAY_NS
         self._left = min(full, self._left + filled)
-        self._fade(min(1.0, filled / full))
-        if self._left <= 0 or (self._left < full / 2 and self._is_ahead(tenant)):
+        self._lately.fade(min(1.0, filled / full))
+        if self._left <= 0 or (self._left < full / 2 and self._lately.is_ahead(tenant)):
             self.refusals += 1
             raise Overloaded(
                 "the NVMe tier's write budget is used up for now",
@@ -65,18 +63,7 @@ class WriteBudget:
     def count(self, tenant: ComponentId, nbytes: int) -> None:
         """These bytes, which are spent when they go out, are this tenant's."""
         if self._bytes_per_day is not None:
-            self._lately[tenant] = self._lately.get(tenant, 0.0) + nbytes
-
-    def _fade(self, part: float) -> None:
-        if part > 0.0:
-            faded = {tenant: nbytes * (1.0 - part) for tenant, nbytes in self._lately.items()}
-            self._lately = {tenant: nbytes for tenant, nbytes in faded.items() if nbytes >= 1.0}
-
-    def _is_ahead(self, tenant: ComponentId) -> bool:
-        """Whether it wrote more than its part of what all that write have written lately."""
-        weights = sum(self._weight(one) for one in self._lately)
-        mine = self._lately.get(tenant, 0.0) * weights
-        return mine > sum(self._lately.values()) * self._weight(tenant) * _EVEN
+            self._lately.count(tenant, nbytes)
 
     def spend(self, nbytes: int) -> None:
         """Count bytes that go out."""

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from policy import grants
 from policy.signing import Signer
 from sidecar.degrade.conditions import Condition, Tripped
-from sidecar.engines.hints import HintCounts, Hints
+from sidecar.engines.hints import Allowance, HintCounts, HintLimits, Hints
 from sidecar.prefetch.budget import Denial
 from sidecar.prefetch.statistics import PrefetchStatistics
 from storage.block import BlockAddress
@@ -23,6 +23,7 @@ from storage.header import MAGIC
 from storage.tiers.protocol import TierName
 from strongroom.blocks import pack_tokens
 from strongroom.grant import EngineDigests, Operation
+from strongroom.identity import ComponentId
 from strongroom.log import InvalidationKind
 from strongroom.wire.frames import (
     PROTOCOL_VERSION,
@@ -534,6 +535,26 @@ async def test_more_hints_in_a_second_than_allowed_are_dropped_unlooked_at(apart
     assert few.counts.begun == 7
     assert apart.world.sidecar.audit.counts["hint", "hit", ""] == 7
     await apart.quiet()
+
+
+@pytest.mark.parametrize("limit", ["per_s", "alive_max", "judged_max"])
+def test_a_flood_of_hints_leaves_the_others_their_part(limit: str) -> None:
+    """Four at a time, in a second or at once: the flood has four, and another still finds two."""
+    limits = HintLimits(alive_max=99, judged_max=99, per_s=99, overdue_ns=10**10, horizon_ns=10**12)
+    clock = FakeClock()
+    allowance = Allowance(replace(limits, **{limit: 4}), clock)
+    flood, quiet = ComponentId("f" * 32), ComponentId("a" * 32)
+    assert [allowance.take(flood) for _ in range(6)] == [True] * 4 + [False] * 2
+    assert [allowance.take(quiet) for _ in range(2)] == [True] * 2
+    assert allowance.take(flood) is False
+    assert allowance.alive == 6
+    if limit == "per_s":
+        clock.advance_s(10)
+    for tenant in (flood, flood, flood, flood, quiet, quiet):
+        allowance.judged(tenant)
+        allowance.ended(tenant)
+    assert allowance.alive == 0
+    assert [allowance.take(flood) for _ in range(5)] == [True] * 4 + [False]
 
 
 async def test_a_hint_keeps_no_prompt(apart: Apart) -> None:
