@@ -7,7 +7,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header
 
-from service.auth.scope import current_claims, read_token
+from policy.permissions import Permission
+from service.auth.scope import current_claims, permitted, read_token
 from service.auth.tokens import TokenClaims
 from service.grants.issue import issue
 from service.grants.schemas import GrantAnswer, GrantBody
@@ -17,7 +18,13 @@ from service.runtime import RuntimeDep
 router = APIRouter(prefix="/v1/grants", tags=["grants"])
 
 
-@router.post("", status_code=HTTPStatus.CREATED, summary="Ask for a grant")
+@router.post(
+    "",
+    status_code=HTTPStatus.CREATED,
+    summary="Ask for a grant",
+    # Before the body is looked at: whoever may not ask is not told what is wrong with it.
+    dependencies=[Depends(permitted(Permission.GRANT_CREATE))],
+)
 async def create_grant(
     runtime: RuntimeDep,
     caller: Annotated[TokenClaims, Depends(current_claims)],

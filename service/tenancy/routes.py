@@ -87,14 +87,21 @@ async def read_tenant(runtime: RuntimeDep, scope: Reader) -> TenantAnswer:
         return TenantAnswer.model_validate(await store.get_tenant(session, scope.tenant))
 
 
+async def _reviewer(scope: Writer) -> Scoped:
+    if scope.actor.kind is not ActorKind.OPERATOR:
+        raise Forbidden("only an operator finishes a review", field="authorization")
+    return scope
+
+
+Reviewer = Annotated[Scoped, Depends(_reviewer)]
+
+
 @router.post("/{tenant}/review", summary="Finish the review of a tenant")
-async def finish_review(runtime: RuntimeDep, scope: Writer, body: ReviewBody) -> RevisionAnswer:
+async def finish_review(runtime: RuntimeDep, scope: Reviewer, body: ReviewBody) -> RevisionAnswer:
     """Let a restored tenant's grants be given again, once its rules and members are as they were.
 
     Only an operator may say so: whoever gained by the restore is not asked.
     """
-    if scope.actor.kind is not ActorKind.OPERATOR:
-        raise Forbidden("only an operator finishes a review", field="authorization")
     async with runtime.changes.begin(scope.actor) as change:
         tenant = await store.get_tenant(change.session, scope.tenant)
         revision = await changes.finish_review(change, tenant, body.reason)
