@@ -35,5 +35,8 @@ class Permission(StrEnum):
     REVOCATION_READ = "revocation:read"
     SIDECAR_READ = "sidecar:read"
     SIDECAR_WRITE = "sidecar:write"
+    KEY_READ = "key:read"
+    """Rotations and the key-use log: names and numbers, never a key."""
+    KEY_ROTATE = "key:rotate"
     LOG_READ = "log:read"
     AUDIT_READ = "audit:read"

@@ -11,7 +11,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from datetime import timedelta
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -39,7 +38,7 @@ from service.keys import routes as keys
 from service.keys.chosen import open_provider
 from service.keys.openable import KeyCheck
 from service.keys.provider import session_info
-from service.keys.rotation import rotate_due
+from service.keys.schedule import KeySchedule
 from service.log import routes as log
 from service.log.kick import Kick
 from service.rates import RateRules, Rates
@@ -55,7 +54,6 @@ from service.sidecars.desk import open_desk
 from service.sidecars.enrolment import ENROL_BODY_BYTES_MAX, ENROL_PATH
 from service.tenancy import routes as tenancy
 from strongroom.clock import Clock, boot_ns
-from strongroom.errors import StrongroomError
 
 _log = logging.getLogger("strongroom.service")
 
@@ -70,18 +68,27 @@ def create_app(settings: ServiceSettings, *, clock: Clock = boot_ns) -> FastAPI:
     database = open_database(settings.database, session_info(provider))
     journal = Journal(settings.journal / "log.jws")
     kick = Kick()
+    changes = Changes(database, signer, journal, kick)
     runtime = Runtime(
         settings=settings,
         database=database,
         key_provider=provider,
-        key_check=KeyCheck(database.readers),
+        key_check=KeyCheck(database),
+        key_schedule=KeySchedule(
+            database,
+            changes,
+            provider,
+            erasure_final_s=settings.erasure_final_s,
+            check_s=settings.rotation_check_s,
+            uses_kept_s=settings.key_uses_kept_s,
+        ),
         signer=signer,
         verifier=own_verifier(signer),
         issuer=issuer,
         token_verifier=token_verifier,
         identities=open_identities(token_verifier, issuer.rules, identity_providers, clock),
         cursor_key=load_cursor_key(settings.keys),
-        changes=Changes(database, signer, journal, kick),
+        changes=changes,
         journal=journal,
         kick=kick,
         enforcers=Enforcers(),
@@ -150,7 +157,7 @@ def _lifespan(runtime: Runtime) -> Callable[[FastAPI], AbstractAsyncContextManag
             await runtime.changes.cut_wal()
             await runtime.key_check.look()
             async with asyncio.TaskGroup() as tasks:
-                rotation = tasks.create_task(_rotate(runtime), name="kek-rotation")
+                rotation = tasks.create_task(runtime.key_schedule.run(), name="kek-rotation")
                 try:
                     yield
                 finally:
@@ -163,22 +170,6 @@ def _lifespan(runtime: Runtime) -> Callable[[FastAPI], AbstractAsyncContextManag
             runtime.key_provider.close()
 
     return lifespan
-
-
-async def _rotate(runtime: Runtime) -> None:
-    """Make erasures final in time: a KEK version is due at half of what is promised.
-
-    A write-ahead log that could not be cut when a secret was destroyed is cut here.
-    """
-    age = timedelta(seconds=runtime.settings.erasure_final_s / 2)
-    while True:
-        await asyncio.sleep(runtime.settings.rotation_check_s)
-        try:
-            await runtime.changes.cut_wal()
-            await rotate_due(runtime.database, runtime.changes, runtime.key_provider, age)
-        except StrongroomError as error:
-            # It stays due, and the next round tries again.
-            _log.warning("rotation failed: %s", error.code)
 
 
 def _rate_rules(settings: ServiceSettings) -> RateRules:

@@ -15,6 +15,7 @@ from service.db.session import Database, Sessions
 from service.journal.file import Journal
 from service.keys.openable import KeyCheck
 from service.keys.provider import KeyProvider
+from service.keys.schedule import KeySchedule
 from service.log.kick import Kick
 from service.rates import Rates
 from service.rules.enforcers import Enforcers
@@ -31,6 +32,7 @@ class Runtime:
     database: Database
     key_provider: KeyProvider
     key_check: KeyCheck
+    key_schedule: KeySchedule
     signer: Signer
     """The service's own key: grants, leases, log entries, certificates."""
     verifier: Verifier

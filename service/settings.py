@@ -114,6 +114,8 @@ class ServiceSettings(BaseSettings):
     """How long after a destruction the KEK version that wrapped the secret may still live."""
     rotation_check_s: Seconds = 60.0
     """How often the service looks for KEK versions that are due."""
+    key_uses_kept_s: Annotated[float, Field(gt=0, le=3660 * 24 * 3600)] = 400.0 * 24 * 3600
+    """How long the key-use log keeps an entry."""
 
     @property
     def database(self) -> str:

@@ -19,6 +19,7 @@ _AUDITOR: Final = frozenset(
         Permission.DOCUMENT_READ,
         Permission.REVOCATION_READ,
         Permission.SIDECAR_READ,
+        Permission.KEY_READ,
         Permission.LOG_READ,
         Permission.AUDIT_READ,
     )

@@ -19,6 +19,7 @@ from service.auth.errors import Forbidden
 from service.grants.schemas import EVERYONE, PRIVATE, GrantBody, SpanBody
 from service.grants.subject import OnBehalf
 from service.keys import components
+from service.keys.uses import KeyUses
 from service.log import store as log
 from service.registry import store as registry
 from service.registry.models import ArtefactKind, DocumentVersion
@@ -60,9 +61,16 @@ class Verdict:
 
 
 async def judge(
-    session: AsyncSession, enforcers: Enforcers, request: GrantBody, who: OnBehalf
+    session: AsyncSession,
+    enforcers: Enforcers,
+    request: GrantBody,
+    who: OnBehalf,
+    uses: KeyUses,
 ) -> Verdict:
-    """Decide `request` for `who`. Raises `Missing` for a subject or artefact that is not there."""
+    """Decide `request` for `who`; what is unwrapped for it is noted in `uses`.
+
+    Raises `Missing` for a subject or artefact that is not there.
+    """
     head = await log.head(session)
     tenant = await _tenant(session, enforcers, who)
     if request.min_revision is not None and tenant.revision < request.min_revision:
@@ -89,7 +97,7 @@ async def judge(
         identities=identities,
         base=base,
         denial=denial,
-        salt=await _salt(session, identities[-1]) if whole else None,
+        salt=await _salt(session, identities[-1], uses) if whole else None,
     )
 
 
@@ -208,8 +216,8 @@ def _source(
     return None if version is None else DocumentSource(version.id, version.group)
 
 
-async def _salt(session: AsyncSession, identity: CacheIdentity) -> str:
-    opened = await components.secrets(session, identity.components())
+async def _salt(session: AsyncSession, identity: CacheIdentity, uses: KeyUses) -> str:
+    opened = await components.secrets(session, identity.components(), uses)
     try:
         return engine_salt(namespace_secret(opened, identity.fingerprint()))
     finally:

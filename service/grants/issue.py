@@ -19,6 +19,9 @@ from service.grants.decide import Verdict, judge
 from service.grants.lease_size import check_lease_size
 from service.grants.schemas import GrantAnswer, GrantBody
 from service.grants.subject import OnBehalf
+from service.keys.components import KeyMoved
+from service.keys.models import Purpose
+from service.keys.uses import KeyUses
 from service.runtime import Runtime
 from strongroom.derivation import salt_digest
 from strongroom.errors import Missing
@@ -32,9 +35,13 @@ _SALT_BYTES = 32
 async def issue(runtime: Runtime, actor: Actor, request: GrantBody, who: OnBehalf) -> GrantAnswer:
     """A grant for as much of the prompt as `who` may use, perhaps nothing of it."""
     check_span_ends([span.end for span in request.spans], request.prompt_tokens)
+    uses = KeyUses(actor, Purpose.GRANT_SALT, who.tenant)
     try:
-        async with runtime.database.snapshots() as session:
-            verdict = await judge(session, runtime.enforcers, request, who)
+        try:
+            verdict = await _judge(runtime, request, who, uses)
+        except KeyMoved:
+            # A rotation ended after the snapshot was taken: the next one knows the new version.
+            verdict = await _judge(runtime, request, who, uses)
     except Missing as error:
         await _record_refusal(runtime, actor, who, error)
         raise
@@ -46,6 +53,7 @@ async def issue(runtime: Runtime, actor: Actor, request: GrantBody, who: OnBehal
     async with runtime.changes.begin(actor) as change:
         for identity in dict.fromkeys(verdict.identities):
             await namespaces.ensure(change.session, identity)
+        await uses.record(change.session, claims.jti)
         await _record(change, who, verdict, claims)
     return GrantAnswer(
         grant=grant,
@@ -54,6 +62,11 @@ async def issue(runtime: Runtime, actor: Actor, request: GrantBody, who: OnBehal
         expires_at=datetime.fromtimestamp(claims.exp, UTC),
         revision=verdict.revision,
     )
+
+
+async def _judge(runtime: Runtime, request: GrantBody, who: OnBehalf, uses: KeyUses) -> Verdict:
+    async with runtime.database.snapshots() as session:
+        return await judge(session, runtime.enforcers, request, who, uses)
 
 
 def _claims(

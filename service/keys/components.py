@@ -6,8 +6,10 @@ The caller's session commits. Destroying sets the wrapped secret to nothing; on 
 
 from __future__ import annotations
 
+import asyncio
 import secrets as entropy
 from collections.abc import Collection, Sequence
+from typing import Final
 
 from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -15,10 +17,13 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from service.db.base import now
 from service.db.insert import insert_missing
 from service.keys.models import Component, KekVersion
-from service.keys.provider import INSTALLATION, Wrapped, provider_of
+from service.keys.provider import INSTALLATION, KeyProvider, Wrapped, provider_of
+from service.keys.uses import KeyUses
 from strongroom.derivation import SECRET_BYTES
 from strongroom.errors import Missing, Misuse, Overloaded
 from strongroom.identity import ComponentId, ComponentKind, new_component_id
+
+_WRAPS_MAX: Final = 3
 
 
 async def register(
@@ -35,28 +40,13 @@ async def register(
         tenant = component
     provider = provider_of(session)
     kek = INSTALLATION if tenant is None else str(tenant)
-    version = await provider.newest(kek)
-    if version is None:
-        version = await provider.create(kek)
+    if await provider.newest(kek) is None:
+        await provider.create(kek)
     secret = bytearray(entropy.token_bytes(SECRET_BYTES))
     try:
-        wrapped = await provider.wrap(kek, component, secret)
+        wrapped = await _wrap(session, provider, kek, component, secret)
     finally:
         overwrite([secret])
-    moment = now()
-    await insert_missing(
-        session,
-        KekVersion,
-        [{"kek": kek, "version": wrapped.version, "created_at": moment, "destroyed_at": None}],
-    )
-    # A rotation holds this row while it rewraps: what is wrapped here is seen by it, or waits.
-    ended = await session.scalar(
-        select(KekVersion.destroyed_at)
-        .where(KekVersion.kek == kek, KekVersion.version == wrapped.version)
-        .with_for_update(read=True)
-    )
-    if ended is not None:
-        raise Overloaded("the key-encryption key is being rotated: try again", field="kek")
     session.add(
         Component(
             id=component,
@@ -65,34 +55,85 @@ async def register(
             kek=kek,
             kek_version=wrapped.version,
             wrapped=wrapped.blob,
-            created_at=moment,
+            created_at=now(),
         )
     )
     await session.flush()
     return component
 
 
-async def secrets(session: AsyncSession, ids: Sequence[ComponentId]) -> list[bytearray]:
+async def _wrap(
+    session: AsyncSession,
+    provider: KeyProvider,
+    kek: str,
+    component: ComponentId,
+    secret: bytearray,
+) -> Wrapped:
+    """Wrap under a version that stays: not under one that a rotation has retired meanwhile."""
+    for _ in range(_WRAPS_MAX):
+        wrapped = await provider.wrap(kek, component, secret)
+        known = KekVersion.kek == kek, KekVersion.version == wrapped.version
+        row = {"kek": kek, "version": wrapped.version, "created_at": now()}
+        await insert_missing(
+            session, KekVersion, [{**row, "retired_at": None, "destroyed_at": None}]
+        )
+        # A rotation takes these rows as it begins: it comes after this change, or is seen here.
+        statement = select(KekVersion.retired_at, KekVersion.destroyed_at).where(*known)
+        ended = (await session.execute(statement.with_for_update(read=True))).one()
+        if ended.retired_at is None and ended.destroyed_at is None:
+            return wrapped
+    raise Overloaded("the key-encryption key is being rotated: try again", field="kek")
+
+
+class KeyMoved(Missing):
+    """The KEK version of a wrapped secret is gone: rotated since it was read, or lost."""
+
+    code = "missing"
+
+
+async def secrets(
+    session: AsyncSession, ids: Sequence[ComponentId], uses: KeyUses
+) -> list[bytearray]:
     """The secrets of `ids`, in that order, in buffers that the caller overwrites.
 
-    Raises `Missing` if any of them was destroyed or never registered.
+    What is opened is noted in `uses`, which the caller records before anything leaves. Raises
+    `Missing` if any of them was destroyed or never registered; `KeyMoved` where a newer snapshot
+    may know better: a rotation may have ended since this one.
     """
+    try:
+        return await _open(session, ids, uses)
+    except KeyMoved:
+        # Outside of a snapshot the rows are read as they are now.
+        return await _open(session, ids, uses)
+
+
+async def _open(
+    session: AsyncSession, ids: Sequence[ComponentId], uses: KeyUses
+) -> list[bytearray]:
     columns = select(Component.id, Component.kek, Component.kek_version, Component.wrapped)
     rows = (await session.execute(columns.where(Component.id.in_(ids)))).all()
     found = {row.id: row for row in rows if row.wrapped is not None}
+    if not found.keys() >= set(ids):
+        raise Missing("a component has no secret any more", field="component")
     provider = provider_of(session)
-    opened: list[bytearray] = []
-    try:
-        for component in ids:
-            row = found.get(component)
-            if row is None:
-                raise Missing("a component has no secret any more", field="component")  # noqa: TRY301
-            wrapped = Wrapped(row.kek_version, row.wrapped)
-            opened.append(await provider.unwrap(row.kek, component, wrapped))
-    except BaseException:
-        overwrite(opened)
-        raise
-    return opened
+    wanted = [found[component] for component in ids]
+    # All at once: each is a round trip where the keys are elsewhere.
+    opened = await asyncio.gather(
+        *(
+            provider.unwrap(row.kek, row.id, Wrapped(row.kek_version, row.wrapped))
+            for row in wanted
+        ),
+        return_exceptions=True,
+    )
+    buffers = [each for each in opened if isinstance(each, bytearray)]
+    failed = next((each for each in opened if isinstance(each, BaseException)), None)
+    if failed is not None:
+        overwrite(buffers)
+        if isinstance(failed, Missing):
+            raise KeyMoved(failed.message, field=failed.field) from failed
+        raise failed
+    uses.note((row.id, row.kek, row.kek_version) for row in wanted)
+    return buffers
 
 
 async def destroy(session: AsyncSession, ids: Sequence[ComponentId]) -> list[ComponentId]:

@@ -15,10 +15,12 @@ from dataclasses import dataclass
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from service.db.session import Sessions
+from service.auth.actor import SYSTEM
+from service.db.session import Database
 from service.keys.components import overwrite
-from service.keys.models import Component
+from service.keys.models import Component, Purpose
 from service.keys.provider import Wrapped, provider_of
+from service.keys.uses import KeyUses
 from strongroom.errors import Corrupt, Missing, Unavailable
 
 _log = logging.getLogger("strongroom.service")
@@ -34,8 +36,13 @@ class Shut:
     components: int
 
 
-async def find_shut(session: AsyncSession, kek: str | None = None) -> Sequence[Shut]:
-    """Every version, of `kek` or of all, that does not open what lives."""
+async def find_shut(
+    session: AsyncSession, kek: str | None = None, uses: KeyUses | None = None
+) -> Sequence[Shut]:
+    """Every version, of `kek` or of all, that does not open what lives.
+
+    What was opened to see that is noted in `uses`.
+    """
     statement = (
         select(
             Component.kek,
@@ -67,20 +74,25 @@ async def find_shut(session: AsyncSession, kek: str | None = None) -> Sequence[S
                 found.append(Shut(group.kek, group.kek_version, group.components))
             else:
                 overwrite([opened])
+                if uses is not None:
+                    uses.note([(group.sample, group.kek, group.kek_version)])
     return found
 
 
 class KeyCheck:
     """What a start found; asked again for as long as something was shut."""
 
-    def __init__(self, sessions: Sessions) -> None:
-        self._sessions = sessions
+    def __init__(self, database: Database) -> None:
+        self._database = database
         self._shut: Sequence[Shut] = ()
 
     async def look(self) -> Sequence[Shut]:
         """Look, and log which versions are missing."""
-        async with self._sessions() as session:
-            self._shut = await find_shut(session)
+        uses = KeyUses(SYSTEM, Purpose.CHECK, None)
+        async with self._database.readers() as session:
+            self._shut = await find_shut(session, uses=uses)
+        async with self._database.writers.begin() as session:
+            await uses.record(session)
         for shut in self._shut:
             _log.error(
                 "version %d of key-encryption key %s does not open %d living components",

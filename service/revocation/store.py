@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from policy.certificates import EVENT_KIND, Finality, components_digest
 from service.changes import Change
-from service.keys.rotation import final_at
+from service.keys.finality import final_at
 from service.log.chain import rfc3339
 from service.revocation.ask import Ask, nothing_there
 from service.revocation.carry_out import CarriedOut

@@ -24,6 +24,8 @@ from service.auth.actor import Actor, ActorKind
 from service.changes import Changes
 from service.grants.models import NamespaceComponent
 from service.keys import components
+from service.keys.models import Purpose
+from service.keys.uses import KeyUses
 from service.log import store as log_store
 from service.sidecars.sealing import seal, sign_lease
 from service.sidecars.serving import NONCE_CHARS
@@ -108,7 +110,10 @@ class KeyLeaseDesk:
         namespaces = await _namespaces(session, grant)
         if namespaces is None:
             return Denied("namespace")
-        return await self._seal(session, sidecar, head, namespaces, nonce)
+        uses = KeyUses(Actor(ActorKind.SIDECAR, sidecar.id), Purpose.KEY_LEASE, grant.tenant)
+        sealed = await self._seal(session, sidecar, head, namespaces, nonce, uses)
+        await uses.record(session, grant.jti)
+        return sealed
 
     async def _seal(
         self,
@@ -117,10 +122,11 @@ class KeyLeaseDesk:
         head: LogHead,
         namespaces: Mapping[NamespaceId, Sequence[ComponentId]],
         nonce: str,
+        uses: KeyUses,
     ) -> str | Denied:
         ids = list(dict.fromkeys(c for owned in namespaces.values() for c in owned))
         try:
-            secrets = await components.secrets(session, ids)
+            secrets = await components.secrets(session, ids, uses)
         except Missing:
             return Denied("component")
         # The buffers are read as bytes, and copied into nothing that outlives this call.

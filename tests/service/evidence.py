@@ -14,6 +14,8 @@ from service.changes import Changes
 from service.db.session import Database
 from service.journal.file import Journal
 from service.journal.reconcile import reconcile
+from service.keys.models import Purpose
+from service.keys.uses import KeyUses
 from service.log.kick import Kick
 
 
@@ -34,6 +36,11 @@ def new_signer(seed: str = "service") -> Signer:
     return Signer(key)
 
 
+def noted() -> KeyUses:
+    """Uses of keys that a test makes and nobody records."""
+    return KeyUses(SYSTEM, Purpose.CHECK, None)
+
+
 async def start(database: Database, journal_path: Path, signer: Signer | None = None) -> Evidence:
     """As the service starts: journal opened, compared with the database, log begun."""
     signer = signer or new_signer()
@@ -49,4 +56,4 @@ async def start(database: Database, journal_path: Path, signer: Signer | None = 
     return Evidence(database, signer, verifier, journal, kick, changes)
 
 
-__all__ = ["SYSTEM", "Evidence", "new_signer", "start"]
+__all__ = ["SYSTEM", "Evidence", "new_signer", "noted", "start"]

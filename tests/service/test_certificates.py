@@ -205,7 +205,8 @@ async def test_a_certificate_issued_after_the_rotation_says_final(service: Servi
 
     world, text = await certificate_of(service)
     before = verify(text, service.runtime.verifier).claims
-    await rotate(service.runtime.changes, service.runtime.key_provider, world.tenant)
+    runtime = service.runtime
+    await rotate(runtime.database, runtime.changes, runtime.key_provider, world.tenant)
     response = await service.operator.ask("GET", f"/v1/revocations/{before.id}/certificate")
     after = verify(response.text, service.runtime.verifier).claims
     assert after.final.state is Finality.FINAL

@@ -13,6 +13,7 @@ from service.keys import components
 from service.keys.models import Component
 from strongroom.errors import Missing
 from strongroom.identity import ComponentKind
+from tests.service.evidence import noted
 
 
 async def test_a_registered_component_gives_its_secret_back(database: Database) -> None:
@@ -21,8 +22,8 @@ async def test_a_registered_component_gives_its_secret_back(database: Database) 
         group = await components.register(session, ComponentKind.GROUP, tenant)
         model = await components.register(session, ComponentKind.MODEL, None)
     async with database.readers() as session:
-        first = await components.secrets(session, [tenant, group, model])
-        again = await components.secrets(session, [model, tenant])
+        first = await components.secrets(session, [tenant, group, model], noted())
+        again = await components.secrets(session, [model, tenant], noted())
     assert len({bytes(secret) for secret in first}) == 3
     assert [len(secret) for secret in first] == [32, 32, 32]
     assert again == [first[2], first[0]]
@@ -41,7 +42,7 @@ async def test_a_destroyed_component_has_no_secret_and_leaves_a_tombstone(
         assert not await components.alive(session, [model, other])
         assert await components.alive(session, [other])
         with pytest.raises(Missing):
-            await components.secrets(session, [other, model])
+            await components.secrets(session, [other, model], noted())
         tombstone = await session.get_one(Component, model)
         assert tombstone.wrapped is None
         assert tombstone.destroyed_at is not None
@@ -86,6 +87,6 @@ async def test_a_foreign_owner_cannot_take_a_wrapped_secret(database: Database) 
             {"one": one, "two": two},
         )
     async with database.readers() as session:
-        assert await components.secrets(session, [two])
+        assert await components.secrets(session, [two], noted())
         with pytest.raises(Exception, match="does not open"):
-            await components.secrets(session, [one])
+            await components.secrets(session, [one], noted())

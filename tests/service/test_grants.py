@@ -18,6 +18,7 @@ from service.settings import ServiceSettings
 from strongroom.derivation import engine_salt, namespace_secret, salt_digest
 from strongroom.grant import GrantClaims, Operation
 from strongroom.identity import CacheIdentity, ComponentId, LabelSet
+from tests.service.evidence import noted
 from tests.service.house import Artefacts, Party, Service, digest, prompt, running
 
 TOKENS = 100
@@ -133,7 +134,7 @@ async def test_a_whole_grants_salt_is_the_namespaces_and_any_others_is_used_once
     namespace = claims.spans[-1].namespace
     async with scene.service.runtime.sessions() as session:
         ids = await namespaces.components_of(session, namespace)
-        secrets = await components.secrets(session, ids)
+        secrets = await components.secrets(session, ids, noted())
     assert first["salt"] == engine_salt(namespace_secret(secrets, bytes.fromhex(namespace)))
     denied = [(await scene.grant(scene.bob))[0]["salt"] for _ in range(2)]
     assert len({*denied, first["salt"]}) == 3
@@ -458,7 +459,7 @@ async def test_no_answer_log_or_row_holds_a_salt_or_a_secret(
     answer, claims = await scene.grant(scene.alice)
     async with scene.service.runtime.sessions() as session:
         ids = claims.components(2)
-        opened = await components.secrets(session, ids)
+        opened = await components.secrets(session, ids, noted())
         rows = (await session.scalars(select(AuditRow))).all()
     told = " ".join(row.details + row.target + row.reason for row in rows) + caplog.text
     needles = [answer["salt"], answer["grant"], *(secret.hex() for secret in opened)]

@@ -32,7 +32,7 @@ async def rotated_after_backup(
     copied = settings.model_copy(update={"database_url": await backup(settings.database)})
     async with running(settings) as service:
         runtime = service.runtime
-        await rotation.rotate(runtime.changes, runtime.key_provider, INSTALLATION)
+        await rotation.rotate(runtime.database, runtime.changes, runtime.key_provider, INSTALLATION)
         assert (await readiness(service))[0] == 200
     return copied, made["id"], files
 

@@ -327,7 +327,7 @@ async def test_the_erasure_is_final_once_the_keys_that_wrapped_it_are_destroyed(
     )
     assert answer["final"]["state"] == "pending"
     runtime = service.runtime
-    await rotate(runtime.changes, runtime.key_provider, world.tenant)
+    await rotate(runtime.database, runtime.changes, runtime.key_provider, world.tenant)
     later = await service.operator.get(f"/v1/revocations/{answer['id']}")
     assert later["final"]["state"] == "final"
 

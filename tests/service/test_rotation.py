@@ -8,22 +8,23 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select
 
-from service.keys import components, rotation
+from service.keys import components, finality, rotation
 from service.keys.models import Component
 from service.keys.provider import INSTALLATION
 from strongroom.identity import ComponentId
+from tests.service.evidence import noted
 from tests.service.house import Service
 from tests.service.test_registry import MODEL
 
 
 async def secret(service: Service, component: str) -> bytes:
     async with service.runtime.sessions() as session:
-        return bytes((await components.secrets(session, [ComponentId(component)]))[0])
+        return bytes((await components.secrets(session, [ComponentId(component)], noted()))[0])
 
 
 async def final(service: Service, *ids: str) -> bool:
     async with service.runtime.sessions() as session:
-        moment = await rotation.final_at(session, [ComponentId(each) for each in ids])
+        moment = await finality.final_at(session, [ComponentId(each) for each in ids])
     return moment is not None
 
 
@@ -81,7 +82,7 @@ async def test_a_rotation_stopped_before_the_keys_were_destroyed_is_due_again(
             raise Stopped
 
     with pytest.raises(Stopped):
-        await rotation.rotate(runtime.changes, Failing(), INSTALLATION)  # type: ignore[arg-type]
+        await rotation.rotate(runtime.database, runtime.changes, Failing(), INSTALLATION)  # type: ignore[arg-type]
     assert not await final(service, old["id"])
     done = await rotation.rotate_due(
         runtime.database, runtime.changes, runtime.key_provider, timedelta(0)
@@ -98,6 +99,6 @@ async def test_a_tenants_key_ends_with_its_last_component(
     async with runtime.database.writers.begin() as session:
         ids = (await session.scalars(select(Component.id).where(Component.kek == tenant))).all()
         await components.destroy(session, ids)
-    await rotation.rotate(runtime.changes, runtime.key_provider, tenant)
+    await rotation.rotate(runtime.database, runtime.changes, runtime.key_provider, tenant)
     assert not list(key_directory.glob(f"kek-{tenant}-*"))
     assert await final(service, *ids)
