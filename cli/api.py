@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -42,6 +43,11 @@ def read_token(path: Path) -> str:
     return path.read_text().strip()
 
 
+def system_tls() -> ssl.SSLContext:
+    """The system's authorities, or those of the file that `SSL_CERT_FILE` names."""
+    return ssl.create_default_context()
+
+
 class Api:
     """One service, one caller. Use as a context manager."""
 
@@ -52,6 +58,7 @@ class Api:
             headers={"Authorization": f"Bearer {token}"},
             timeout=timeout_s,
             trust_env=False,
+            verify=system_tls(),
         )
         self._url = url
 

@@ -11,6 +11,7 @@ import httpx
 import typer
 
 from cli import audit, tenant
+from cli.api import system_tls
 from cli.options import (
     DEFAULT_STATE,
     DEFAULT_TOKEN_FILE,
@@ -40,8 +41,8 @@ Port = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")]
 BeyondLoopback = Annotated[
     bool,
     typer.Option(
-        "--listen-beyond-loopback",
-        help="Listen where other machines can reach it, in plain HTTP (behind a TLS proxy).",
+        "--listen-beyond-loopback-in-plain-http",
+        help="Listen where others can reach it, readable for all on the way: behind a TLS proxy.",
     ),
 ]
 DatabaseUrl = Annotated[
@@ -64,16 +65,34 @@ def serve(
     port: Port = 8420,
     database_url: DatabaseUrl = None,
     *,
-    listen_beyond_loopback: BeyondLoopback = False,
+    tls_certificate: Annotated[
+        Path | None, typer.Option(help="Certificate (PEM) with its chain; without it plain HTTP.")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Its key; not readable for all.")] = None,
+    tls_client_ca: Annotated[
+        Path | None, typer.Option(help="Take only clients with a certificate of this authority.")
+    ] = None,
+    listen_beyond_loopback_in_plain_http: BeyondLoopback = False,
 ) -> None:
     """Run the control plane: registry, keys, grants, revocation, audit."""
     from cli import serve as processes  # noqa: PLC0415 - the server's imports take a second
+    from service.tls import check_listen  # noqa: PLC0415
 
     with told_errors(), startup_errors():
-        processes.check_listen(host, beyond_loopback=listen_beyond_loopback)
+        settings = processes.service_settings(
+            state,
+            host,
+            port,
+            database_url,
+            tls_certificate=tls_certificate,
+            tls_key=tls_key,
+            tls_client_ca=tls_client_ca,
+            # False is "not said here": the environment may have said it.
+            listen_beyond_loopback_in_plain_http=listen_beyond_loopback_in_plain_http or None,
+        )
+        check_listen(settings)
         processes.keep_private()
         processes.log_to_stderr()
-        settings = processes.service_settings(state, host, port, database_url)
         processes.serve(settings, console)
 
 
@@ -199,7 +218,7 @@ def join_token(
 def ready(url: Url = DEFAULT_URL) -> None:
     """Exit with 0 if the service is ready, for health checks."""
     try:
-        answer = httpx.get(f"{url}/readyz", timeout=3.0)
+        answer = httpx.get(f"{url}/readyz", timeout=3.0, verify=system_tls())
     except httpx.HTTPError as error:
         console.print(f"not reachable: {type(error).__name__}")
         raise typer.Exit(7) from error

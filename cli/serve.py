@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
 import os
 import secrets
@@ -16,21 +15,25 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
 
 import uvicorn
 from rich.console import Console
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from cli.recovery_bar import RecoveryBar
 from service.app import create_app
 from service.auth.issuer import bootstrap_operator_token
 from service.db.migrate import upgrade
 from service.settings import ServiceSettings, read_settings
+from service.tls import ServerTls, check_listen, open_tls
 from sidecar.compose import running
 from sidecar.settings import SidecarSettings, load_settings
-from strongroom.errors import Misuse
+from strongroom.errors import ProtocolViolation
 from strongroom.private_files import private_folders, write_private
+from strongroom.problem import MEDIA_TYPE, encode_problem, problem_document
 
 TOKEN_FILE: Final = "operator.token"  # noqa: S105 - a file name
 EMBEDDED_ENGINE: Final = "engine"
@@ -63,20 +66,6 @@ class Embedded:
         return self.state / "nvme"
 
 
-def check_listen(host: str, *, beyond_loopback: bool) -> None:
-    """Refuse an address that others can reach, unless that was asked for in so many words."""
-    try:
-        loopback = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        loopback = host == "localhost"
-    if not loopback and not beyond_loopback:
-        raise Misuse(
-            f"{host} can be reached from other machines and this server speaks plain HTTP: put a "
-            "TLS proxy in front, or say --listen-beyond-loopback",
-            field="host",
-        )
-
-
 def engine_token(folder: Path, engine: str) -> Path:
     """The token file of one engine, made on first use."""
     path = folder / f"{engine}.token"
@@ -93,13 +82,14 @@ def operator_token(path: Path) -> None:
 
 
 def service_settings(
-    state: Path, host: str, port: int, database_url: str | None
+    state: Path, host: str, port: int, database_url: str | None, **more: Any
 ) -> ServiceSettings:
-    """Settings from the command line over the environment."""
+    """Settings from the command line over the environment; None is "not given"."""
     values: dict[str, Any] = {"state_directory": state, "host": host, "port": port}
-    if database_url is not None:
-        values["database_url"] = database_url
-    return read_settings(**values)
+    given = {"database_url": database_url, **more}
+    return read_settings(
+        **values, **{name: value for name, value in given.items() if value is not None}
+    )
 
 
 def keep_private() -> None:
@@ -137,6 +127,9 @@ def run_sidecar(settings: SidecarSettings, console: Console) -> None:
 
 def up(settings: ServiceSettings, place: Embedded, console: Console) -> None:
     """Run service and sidecar in one process until it is told to stop."""
+    # On loopback the two need no certificates between them.
+    plain = {"tls_certificate": None, "tls_key": None, "tls_client_ca": None}
+    settings = settings.model_copy(update=plain)
     prepare_service(settings, console)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(_up(settings, place, console))
@@ -173,19 +166,19 @@ async def _sidecar_running(settings: SidecarSettings, console: Console) -> Async
 
 
 async def _serve(settings: ServiceSettings, console: Console) -> None:
-    async with _listening(settings) as (server, listening):
-        console.print(f"service on {_url(listening)}", highlight=False)
-        await server.serve([listening])
+    async with listening(settings) as (server, door):
+        console.print(f"service on {url_of(settings, door)}", highlight=False)
+        await server.serve([door])
 
 
 async def _up(settings: ServiceSettings, place: Embedded, console: Console) -> None:
     stop = _told_to_stop()
     async with (
-        _listening(settings, guest=True) as (server, listening),
+        listening(settings, guest=True) as (server, door),
         asyncio.TaskGroup() as tasks,
     ):
-        url = _url(listening)
-        serving = tasks.create_task(server.serve([listening]), name="service")
+        url = url_of(settings, door)
+        serving = tasks.create_task(server.serve([door]), name="service")
         await server.answering.wait()
         values: dict[str, object] = {
             "state_directory": place.sidecar,
@@ -210,7 +203,7 @@ async def _up(settings: ServiceSettings, place: Embedded, console: Console) -> N
 
 
 @contextlib.asynccontextmanager
-async def _listening(
+async def listening(
     settings: ServiceSettings, *, guest: bool = False
 ) -> AsyncIterator[tuple[_Server, socket.socket]]:
     """The application, started, and a bound socket for it.
@@ -218,22 +211,41 @@ async def _listening(
     uvicorn would turn an error of either into a log line and an exit code of its own; here both
     reach the command line as what they are.
     """
+    check_listen(settings)
+    tls = open_tls(settings)
     app = create_app(settings)
     async with app.router.lifespan_context(app):
-        with socket.create_server((settings.host, settings.port)) as listening:
+        with socket.create_server((settings.host, settings.port)) as door:
             config = uvicorn.Config(
                 app,
                 lifespan="off",
                 log_level="warning",
                 access_log=False,  # paths hold tenants' ids; the audit is the record of access
                 timeout_graceful_shutdown=5,
+                http=Connection,
+                ws="none",
+                server_header=False,
+                ssl_context_factory=None if tls is None else lambda config, default: tls.context,
             )
-            yield _Server(config, guest=guest), listening
+            async with asyncio.TaskGroup() as tasks:
+                looking = tasks.create_task(_exchange(tls, settings), name="tls")
+                try:
+                    yield _Server(config, guest=guest), door
+                finally:
+                    looking.cancel()
 
 
-def _url(listening: socket.socket) -> str:
-    host, port = listening.getsockname()[:2]
-    return f"http://{host}:{port}"
+async def _exchange(tls: ServerTls | None, settings: ServiceSettings) -> None:
+    """Put changed certificates in force."""
+    while tls is not None:
+        await asyncio.sleep(settings.tls_reload_s)
+        await asyncio.to_thread(tls.look)
+
+
+def url_of(settings: ServiceSettings, door: socket.socket) -> str:
+    host, port = door.getsockname()[:2]
+    scheme = "http" if settings.tls_certificate is None else "https"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 async def _join_token(settings: ServiceSettings, place: Embedded, service: str) -> str | None:
@@ -267,6 +279,24 @@ def _say_how_to_connect(place: Embedded, console: Console) -> None:
             },
         }
     )
+
+
+class Connection(H11Protocol):
+    """What is no HTTP at all is a problem document too."""
+
+    def send_400_response(self, msg: str) -> None:
+        """See uvicorn; the parser's own words are not repeated."""
+        del msg
+        document = problem_document(
+            HTTPStatus.BAD_REQUEST, ProtocolViolation.code, "this is no HTTP request"
+        )
+        body = encode_problem(document)
+        head = (
+            f"HTTP/1.1 400 Bad Request\r\ncontent-type: {MEDIA_TYPE}\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.transport.close()
 
 
 class _Server(uvicorn.Server):

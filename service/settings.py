@@ -10,9 +10,9 @@ import os
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from strongroom.errors import Misuse
@@ -80,6 +80,16 @@ class ServiceSettings(BaseSettings):
     # Where it listens.
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8420
+    tls_certificate: Path | None = None
+    """PEM, with its chain. None: plain HTTP, which is for loopback."""
+    tls_key: Path | None = None
+    tls_client_ca: Path | None = None
+    """Authorities of client certificates; with it nobody connects without one."""
+    tls_version_min: Literal["1.2", "1.3"] = "1.3"
+    tls_reload_s: Seconds = 60.0
+    """How often the files are looked at for a change."""
+    listen_beyond_loopback_in_plain_http: bool = False
+    """Anybody on the way can then read tokens and keys: for a TLS proxy in front, and only that."""
 
     # Who it is.
     issuer: Annotated[str, Field(min_length=1, max_length=128)] = "strongroom"
@@ -116,6 +126,14 @@ class ServiceSettings(BaseSettings):
     """How often the service looks for KEK versions that are due."""
     key_uses_kept_s: Annotated[float, Field(gt=0, le=3660 * 24 * 3600)] = 400.0 * 24 * 3600
     """How long the key-use log keeps an entry."""
+
+    @model_validator(mode="after")
+    def _tls_is_whole(self) -> Self:
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ValueError("tls_certificate and tls_key belong together")
+        if self.tls_client_ca is not None and self.tls_certificate is None:
+            raise ValueError("tls_client_ca needs tls_certificate and tls_key")
+        return self
 
     @property
     def database(self) -> str:

@@ -19,7 +19,7 @@ from types import MappingProxyType
 import httpx
 
 from sidecar.clocks import NS, Clocks
-from sidecar.control.client import ControlClient, enrol, http_client
+from sidecar.control.client import ClientTls, ControlClient, enrol, http_client
 from sidecar.control.gate import Gate
 from sidecar.control.leases import KeyLeases, ServingLeases
 from sidecar.control.logstate import LogState
@@ -189,7 +189,16 @@ async def running(
             state.forget_position()
         keys = state.keys()
         http = await stack.enter_async_context(
-            http_client(settings.service_url, settings.control_timeout_s, transport)
+            http_client(
+                settings.service_url,
+                settings.control_timeout_s,
+                transport,
+                ClientTls(
+                    settings.service_ca_file,
+                    settings.service_certificate_file,
+                    settings.service_key_file,
+                ),
+            )
         )
         enrolled = await _enrolled(settings, state, http, keys)
         appraiser = Appraiser(clocks.boot, _appraisal_settings(settings))

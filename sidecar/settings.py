@@ -77,6 +77,11 @@ class SidecarSettings(BaseSettings):
 
     # The control plane.
     service_url: str = "http://127.0.0.1:8420"
+    service_ca_file: Path | None = None
+    """Authorities of the service's certificate. None: those of the system."""
+    service_certificate_file: Path | None = None
+    """Our certificate, where the service takes no others (`tls_client_ca`)."""
+    service_key_file: Path | None = None
     name: str = "sidecar"
     join_token: SecretStr | None = None
     """One-time token for the first start; unused once enrolled."""

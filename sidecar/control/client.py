@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+import ssl
 from collections.abc import AsyncGenerator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import httpx
@@ -287,15 +289,45 @@ def _decode(raw: bytes, kind: type[_Answer]) -> _Answer:
         raise Refused("the control plane's answer cannot be understood") from error
 
 
+@dataclass(frozen=True, slots=True)
+class ClientTls:
+    """Whom to believe that it is the service, and what to show it. None: the system's; nothing."""
+
+    ca_file: Path | None = None
+    certificate_file: Path | None = None
+    key_file: Path | None = None
+
+    def context(self) -> ssl.SSLContext:
+        """Raises `Misuse` for files that do not work."""
+        try:
+            context = ssl.create_default_context(
+                cafile=None if self.ca_file is None else str(self.ca_file)
+            )
+            context.minimum_version = ssl.TLSVersion.TLSv1_2
+            if self.certificate_file is not None:
+                context.load_cert_chain(self.certificate_file, self.key_file)
+        except (OSError, ValueError) as error:
+            raise Misuse("the TLS files do not work", field="service_ca_file") from error
+        return context
+
+
 def http_client(
-    url: str, timeout_s: float, transport: httpx.AsyncBaseTransport | None = None
+    url: str,
+    timeout_s: float,
+    transport: httpx.AsyncBaseTransport | None = None,
+    tls: ClientTls | None = None,
 ) -> httpx.AsyncClient:
     """The one HTTP client of a sidecar. Redirects and proxies from the environment are not
     followed: both would hand proofs to somebody else.
     """
     options: dict[str, Any] = {} if transport is None else {"transport": transport}
     return httpx.AsyncClient(
-        base_url=url, timeout=timeout_s, follow_redirects=False, trust_env=False, **options
+        base_url=url,
+        timeout=timeout_s,
+        follow_redirects=False,
+        trust_env=False,
+        verify=(tls or ClientTls()).context(),
+        **options,
     )
 
 

@@ -86,5 +86,6 @@ def test_a_token_that_others_can_read_is_refused_and_a_private_one_is_used(tmp_p
 def test_listening_beyond_loopback_needs_to_be_said(tmp_path: Path, host: str, code: int) -> None:
     result = runner.invoke(app, ["serve", "--host", host, "--state", str(tmp_path / "s")])
     assert result.exit_code == code
-    assert "--listen-beyond-loopback" in result.stderr
+    assert "--tls-certificate" in result.stderr
+    assert "--listen-beyond-loopback-in-plain-http" in result.stderr
     assert not (tmp_path / "s").exists()
