@@ -8,7 +8,6 @@ request is served. It stops in the reverse order.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from importlib.metadata import PackageNotFoundError, version
@@ -54,8 +53,6 @@ from service.sidecars.desk import open_desk
 from service.sidecars.enrolment import ENROL_BODY_BYTES_MAX, ENROL_PATH
 from service.tenancy import routes as tenancy
 from strongroom.clock import Clock, boot_ns
-
-_log = logging.getLogger("strongroom.service")
 
 
 def create_app(settings: ServiceSettings, *, clock: Clock = boot_ns) -> FastAPI:

@@ -38,6 +38,16 @@ from strongroom.errors import Missing
 router = APIRouter(prefix="/v1/keys", tags=["keys"])
 
 Reader = Annotated[Actor, Depends(permitted(Permission.KEY_READ))]
+
+
+async def _installation(actor: Reader) -> Actor:
+    """The keys as a whole are not for one tenant's callers."""
+    if actor.tenant is not None:
+        raise Forbidden("the keys as a whole belong to the installation", field="tenant")
+    return actor
+
+
+Keeper = Annotated[Actor, Depends(_installation)]
 Rotator = Annotated[Actor, Depends(permitted(Permission.KEY_ROTATE))]
 Id = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]
 IdQuery = Annotated[str | None, Query(pattern="^[0-9a-f]{32}$")]
@@ -62,10 +72,9 @@ async def public_keys(runtime: RuntimeDep) -> PublicKeys:
 
 
 @router.get("/status", summary="Key status")
-async def key_status(runtime: RuntimeDep, actor: Reader) -> KeyStatus:
+async def key_status(runtime: RuntimeDep, keeper: Keeper) -> KeyStatus:
     """Which provider keeps the key-encryption keys, and whether erasures are final in time."""
-    if actor.tenant is not None:
-        raise Forbidden("the keys as a whole belong to the installation", field="tenant")
+    del keeper
     async with runtime.sessions() as session:
         begun = select(KekRotation.kek).where(KekRotation.finished_at.is_(None))
         rotating = (await session.scalars(begun.order_by(KekRotation.kek))).all()
