@@ -70,7 +70,7 @@ class BlockSet:
         block_bytes = min(wanted, scale.block_bytes)
         segments = (scale.segment_bytes,) * (block_bytes // scale.segment_bytes)
         contexts = chain(wanted // block_bytes, segments, room)
-        staging = memoryview(memory_file(len(contexts) * block_bytes))
+        staging = memory_file(len(contexts) * block_bytes).view[: len(contexts) * block_bytes]
         return cls(contexts, staging, memoryview(bytes(staging)))
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from strongroom.blocks import BlockId
@@ -28,7 +29,7 @@ class BlockAddress:
 
     def pack(self) -> bytes:
         """The address as 36 bytes: block id, then rank as u32 little-endian."""
-        return self.block + pack_rank(self.rank)
+        return self.block + _RANK.pack(self.rank)  # and no call: a load packs several times
 
     @classmethod
     def unpack(cls, packed: bytes) -> BlockAddress:
@@ -67,15 +68,7 @@ class BlockContext:
             raise Misuse("a block holds at least one token", field="tokens", limit=2**32 - 1)
         if not 0 <= self.rank < 2**32:
             raise Misuse("rank is a u32", field="rank", limit=2**32 - 1)
-        if not 0 < len(self.segment_bytes) <= SEGMENTS_MAX:
-            raise Misuse("no segments or too many", field="segment_bytes", limit=SEGMENTS_MAX)
-        for size in self.segment_bytes:
-            if not 0 < size <= SEGMENT_BYTES_MAX:
-                raise Misuse(
-                    "a segment is empty or too large",
-                    field="segment_bytes",
-                    limit=SEGMENT_BYTES_MAX,
-                )
+        _check_segments(self.segment_bytes)
 
     @property
     def address(self) -> BlockAddress:
@@ -85,3 +78,17 @@ class BlockContext:
     def plaintext_bytes(self) -> int:
         """Bytes of all segments together: the length of the block in staging."""
         return sum(self.segment_bytes)
+
+
+@lru_cache(maxsize=64)
+def _check_segments(segment_bytes: tuple[int, ...]) -> None:
+    """Once for each shape: the blocks of one layout have few."""
+    if not 0 < len(segment_bytes) <= SEGMENTS_MAX:
+        raise Misuse("no segments or too many", field="segment_bytes", limit=SEGMENTS_MAX)
+    for size in segment_bytes:
+        if not 0 < size <= SEGMENT_BYTES_MAX:
+            raise Misuse(
+                "a segment is empty or too large",
+                field="segment_bytes",
+                limit=SEGMENT_BYTES_MAX,
+            )

@@ -79,11 +79,8 @@ class Cipher:
             header = read_header(memoryview(bytes(record[:HEADER_BYTES])))
             opener = Opener.begin(header, context, keys.data)
             progress = _follow(header, opened)
-            if progress is None:
-                await self._share(context, lambda left: opener.segments(left, record, plain))
-            else:
-                mark = progress.mark
-                await self._share(context, lambda left: opener.segments(left, record, plain, mark))
+            mark = None if progress is None else progress.mark
+            await self._share(context, lambda left: opener.segments(left, record, plain, mark))
         except BaseException:
             if progress is not None:
                 progress.close()

@@ -37,6 +37,9 @@ _FIELD_HEAD_BYTES: Final = 5
 _LENGTH_AT: Final = -8
 _INDEX_AT: Final = _LENGTH_AT - _FIELD_HEAD_BYTES - 4 - _FIELD_HEAD_BYTES - 4
 """Where a segment's length and its index stand in its AAD, counted from the end."""
+_AAD: Final = struct.Struct("<4sH" + "BI32s" * 4 + "BII" * 3 + "BIQ")
+_FIELD: Final = {tag: (tag, length) for tag, length in enumerate((32, 32, 32, 32, 4, 4, 4, 8), 1)}
+_AAD_HEAD: Final = (AAD_MAGIC, VERSION, *_FIELD[1])
 _U32: Final = struct.Struct("<I")
 _U64: Final = struct.Struct("<Q")
 
@@ -56,6 +59,28 @@ def segment_aad(context: BlockContext, index: int) -> bytes:
             (7, struct.pack("<I", len(context.segment_bytes))),
             (8, struct.pack("<Q", context.segment_bytes[index])),
         ),
+    )
+
+
+def _first_aad(context: BlockContext) -> bytes:
+    """`segment_aad` of segment 0, written in one step: a restore needs it for every block."""
+    return _AAD.pack(
+        *_AAD_HEAD,
+        bytes.fromhex(context.namespace),
+        *_FIELD[2],
+        context.format_digest,
+        *_FIELD[3],
+        context.layout_digest,
+        *_FIELD[4],
+        context.block,
+        *_FIELD[5],
+        context.rank,
+        *_FIELD[6],
+        0,
+        *_FIELD[7],
+        len(context.segment_bytes),
+        *_FIELD[8],
+        context.segment_bytes[0],
     )
 
 
@@ -94,7 +119,7 @@ class Sealer:
         salt = secrets.token_bytes(BLOCK_SALT_BYTES)
         key = block_key(data_key, context.block, salt)
         header = Header(context, salt, key.commitment, sequence)
-        return cls(header, key, segment_aad(context, 0))
+        return cls(header, key, _first_aad(context))
 
     def segments(self, indexes: Iterable[int], plaintext: memoryview, record: memoryview) -> None:
         """Encrypt `indexes` of the block in `plaintext` into their places in `record`.
@@ -125,10 +150,6 @@ class Sealer:
         write_frame(record, self.header)
 
 
-def _nobody(_: int) -> None:
-    """Nobody follows this opening."""
-
-
 @dataclass(frozen=True, slots=True, repr=False)
 class Opener:
     """One opening in progress; made only when the header matches and the commitment holds."""
@@ -156,14 +177,14 @@ class Opener:
         key = block_key(data_key, expected.block, header.salt)
         if not hmac.compare_digest(key.commitment, header.commitment):
             raise Corrupt("the record was sealed under another key")
-        return cls(header, key, segment_aad(header.context, 0))
+        return cls(header, key, _first_aad(header.context))
 
     def segments(
         self,
         indexes: Iterable[int],
         record: memoryview,
         plaintext: memoryview,
-        opened: Callable[[int], None] = _nobody,
+        opened: Callable[[int], None] | None = None,
     ) -> None:
         """Decrypt `indexes` into their places in `plaintext`; `opened` hears of each good one.
 
@@ -186,7 +207,8 @@ class Opener:
                     aads.of(index, size),
                     plaintext[plain : plain + size],
                 )
-                opened(index)
+                if opened is not None:
+                    opened(index)
         except BaseException as error:
             _use_up(left)
             for index in begun:

@@ -19,6 +19,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from storage.block import BlockContext
@@ -106,6 +107,7 @@ class Placement:
     """The block's retention priority; None where the default holds."""
 
 
+@lru_cache(maxsize=64)
 def record_bytes(segment_bytes: tuple[int, ...]) -> int:
     """The length of the record of a block with these plaintext segments; whole pages."""
     body = sum(segment_bytes) + TAG_BYTES * len(segment_bytes)
@@ -172,7 +174,7 @@ def read_header(block: memoryview) -> Header:
     count, length, plaintext = fields[3:6]
     if not 0 < count <= SEGMENTS_MAX or fields[2]:
         raise BadRecord(Fault.CORRUPT, "flags or segment count out of range")
-    sizes = struct.unpack_from(f"<{count}I", head, _TABLE_AT)
+    shape = _shape(bytes(head[_TABLE_AT : _TABLE_AT + 4 * count]))
     try:
         context = BlockContext(
             tenant=ComponentId(fields[7].hex()),
@@ -184,14 +186,28 @@ def read_header(block: memoryview) -> Header:
             rank=fields[13],
             format_digest=fields[14],
             layout_digest=fields[15],
-            segment_bytes=sizes,
+            segment_bytes=shape.segment_bytes,
         )
     except Misuse as error:
         raise BadRecord(Fault.CORRUPT, "a header field is out of range") from error
-    header = Header(context, salt=fields[16], commitment=fields[17], sequence=fields[6])
-    if header.record_bytes != length or context.plaintext_bytes != plaintext:
+    if shape.record_bytes != length or shape.plaintext_bytes != plaintext:
         raise BadRecord(Fault.CORRUPT, "the header's lengths contradict its segment table")
-    return header
+    return Header(context, salt=fields[16], commitment=fields[17], sequence=fields[6])
+
+
+class _Shape(NamedTuple):
+    """What a segment table says."""
+
+    segment_bytes: tuple[int, ...]
+    record_bytes: int
+    plaintext_bytes: int
+
+
+@lru_cache(maxsize=64)
+def _shape(table: bytes) -> _Shape:
+    """The blocks of one layout have few tables, and these are long."""
+    sizes = struct.unpack(f"<{len(table) // 4}I", table)
+    return _Shape(sizes, record_bytes(sizes), sum(sizes))
 
 
 class Facts(NamedTuple):

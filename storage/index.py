@@ -61,7 +61,7 @@ class Index:
         self._numbers: dict[NamespaceId, int] = {}
         self._in_namespace: dict[int, int] = {}
         self._tenant_of: dict[int, ComponentId] = {}
-        self._pins: dict[int, dict[Pin, int]] = {}
+        self._pins: dict[int, set[Pin]] = {}
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -102,6 +102,11 @@ class Index:
         """The row of a resident block; touches nothing."""
         slot = self._slots.get(address.pack())
         return None if slot is None else self._row(address, slot)
+
+    def reference(self, address: BlockAddress) -> WeakReference | None:
+        """The writing that is resident now; touches nothing."""
+        slot = self._slots.get(address.pack())
+        return None if slot is None else WeakReference(address, self._eviction.stamp(slot))
 
     def namespace_of(self, address: BlockAddress) -> NamespaceId | None:
         """The namespace of a resident block; touches nothing."""
@@ -222,19 +227,24 @@ class Index:
         if slot is None or self._eviction.stamp(slot) != resident.stamp:
             return None
         pin = Pin(resident.address, resident.stamp, deadline_ns)
-        held = self._pins.setdefault(slot, {})
-        held[pin] = held.get(pin, 0) + 1
+        held = self._pins.get(slot)
+        if held is None:
+            self._pins[slot] = {pin}
+        else:
+            held.add(pin)
         return pin
+
+    def place_of(self, pin: Pin) -> Place:
+        """Where a block that is pinned is."""
+        return self.place_at(self._eviction.slot_of(pin.stamp))
 
     def unpin(self, pin: Pin) -> None:
         """Release a strong reference; nothing happens when the block is gone or it ran out."""
-        slot = self._slots.get(pin.address.pack(), NONE)
+        slot = self._eviction.slot_of(pin.stamp)
         held = self._pins.get(slot)
-        if held is None or pin not in held:
+        if held is None:
             return
-        held[pin] -= 1
-        if not held[pin]:
-            del held[pin]
+        held.discard(pin)
         if not held:
             del self._pins[slot]
 
@@ -324,8 +334,7 @@ class Index:
         if not held:
             return False
         now = self._clock()
-        for pin in [pin for pin in held if pin.deadline_ns <= now]:
-            del held[pin]
+        held -= {pin for pin in held if pin.deadline_ns <= now}
         if not held:
             del self._pins[slot]
         return bool(held)

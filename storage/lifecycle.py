@@ -66,9 +66,9 @@ class WeakReference:
     stamp: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Pin:
-    """Keeps a writing of a block until `deadline_ns` on the boot clock."""
+    """Keeps a writing of a block until `deadline_ns` on the boot clock. Each is its own."""
 
     address: BlockAddress
     stamp: int

@@ -138,22 +138,22 @@ class Opening:
         staging: memoryview,
         told: Opened | None,
     ) -> tuple[TierName, Header]:
-        residency = self._residency
-        tier = residency.tier_of(context.address)
-        copies = residency.copies(context.address)
+        residency, address = self._residency, context.address
+        tier = residency.tier_of(address)
+        copies = residency.copies(address)
         opened: Header | None = None
         try:
-            if tier is TierName.HOST:
-                async with residency.host.hold(context.address) as record:
+            if tier is TierName.HOST and copies.host is not None:
+                with residency.host.upgrade(copies.host) as record:
                     opened = await self._cipher.open(context, keys, record, staging, told)
-                residency.host.touch(context.address)
+                residency.host.touch(address)
             elif tier is TierName.NVME and residency.nvme is not None:
                 opened = await self._load_from_nvme(residency.nvme, context, keys, staging, told)
-                residency.nvme.touch(context.address)
+                residency.nvme.touch(address)
             else:
                 _refuse_absent()
         except (Missing, Corrupt, Unavailable) as error:
-            cause = self.failed(context.address, copies, error)
+            cause = self.failed(address, copies, error)
             if cause is error:
                 raise
             raise cause from error

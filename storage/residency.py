@@ -116,11 +116,8 @@ class Residency:
 
     def copies(self, address: BlockAddress) -> Copies:
         """What there is of a block now."""
-        host = self.host.resident(address)
         nvme = None if self.nvme is None else self.nvme.resident(address)
-        return Copies(
-            None if host is None else weaken(host), None if nvme is None else weaken(nvme)
-        )
+        return Copies(self.host.reference(address), None if nvme is None else weaken(nvme))
 
     def drop(self, copies: Copies) -> None:
         """None of these is tried again. What was stored anew meanwhile stays."""

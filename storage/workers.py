@@ -100,7 +100,7 @@ class Workers:
 
     def _work(self, core: int | None) -> None:
         if self._nice:
-            _be_nice(self._nice)
+            be_nice(self._nice)
         if core is not None:
             with contextlib.suppress(OSError):  # taken from us meanwhile: any core will do
                 os.sched_setaffinity(threading.get_native_id(), {core})
@@ -160,9 +160,19 @@ def crypto_workers(threads: int, queue_max: int) -> Workers:
     long as a block takes: a plain copy's speed was then missed by a third. One that has to share
     its core takes fewer of a block's segments.
     """
+    return Workers(
+        "strongroom-crypto",
+        threads,
+        queue_max=queue_max,
+        nice=CRYPTO_NICE,
+        cores=crypto_cores(threads),
+    )
+
+
+def crypto_cores(threads: int) -> Sequence[int]:
+    """The core of each crypto thread; empty where the kernel places them."""
     allowed = sorted(os.sched_getaffinity(0))
-    cores = allowed if threads == len(allowed) > 1 else ()
-    return Workers("strongroom-crypto", threads, queue_max=queue_max, nice=CRYPTO_NICE, cores=cores)
+    return allowed if threads == len(allowed) > 1 else ()
 
 
 def disk_workers(threads: int, queue_max: int) -> Workers:
@@ -170,7 +180,8 @@ def disk_workers(threads: int, queue_max: int) -> Workers:
     return Workers("strongroom-disk", threads, queue_max=queue_max)
 
 
-def _be_nice(nice: int) -> None:
+def be_nice(nice: int) -> None:
+    """Let the calling thread give way to others: `nice` above what its maker had."""
     thread = threading.get_native_id()
     try:
         # A new thread has its maker's niceness: the process may have been started with one.

@@ -21,10 +21,10 @@ from collections.abc import (
     Callable,
     Collection,
     Iterable,
-    Iterator,
     Mapping,
 )
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
+from types import TracebackType
 from typing import Final
 
 from storage.block import BlockAddress
@@ -34,13 +34,13 @@ from storage.header import HEADER_BYTES, Header
 from storage.index import Index
 from storage.lifecycle import (
     Admit,
+    Pin,
     Place,
     Reserved,
     Resident,
     Sealed,
     WeakReference,
     seal,
-    weaken,
 )
 from storage.memfd import MemoryFile, MemoryOptions
 from storage.memory import wipe
@@ -121,6 +121,10 @@ class HostTier:
     def resident(self, address: BlockAddress) -> Resident | None:
         row = self._index.get(address)
         return None if row is None else row.resident
+
+    def reference(self, address: BlockAddress) -> WeakReference | None:
+        """The writing that is resident now."""
+        return self._index.reference(address)
 
     def namespace_of(self, address: BlockAddress) -> NamespaceId | None:
         return self._index.namespace_of(address)
@@ -215,30 +219,19 @@ class HostTier:
 
     @asynccontextmanager
     async def hold(self, address: BlockAddress) -> AsyncIterator[memoryview]:
-        resident = self.resident(address)
-        if resident is None:
+        reference = self.reference(address)
+        if reference is None:
             raise Missing("not resident")
-        with self.upgrade(weaken(resident)) as view:
+        with self.upgrade(reference) as view:
             yield view
 
-    @contextmanager
-    def upgrade(self, reference: WeakReference) -> Iterator[memoryview]:
+    def upgrade(self, reference: WeakReference) -> AbstractContextManager[memoryview]:
         """From a weak reference to a pin: the record's bytes while the context lasts.
 
-        A transfer's commit point; nothing is awaited. Raises `Missing` when that writing is gone.
+        A transfer's commit point; nothing is awaited. Entering raises `Missing` when that writing
+        is gone.
         """
-        row = self._index.get(reference.address)
-        pin = self._index.pin(reference, self._clock() + self._pin_ns)
-        if row is None or pin is None:
-            raise Missing("that writing is gone")
-        self._readers[row.place.offset] = self._readers.get(row.place.offset, 0) + 1
-        view = self._bytes(row.place)
-        try:
-            yield view
-        finally:
-            view.release()
-            self._index.unpin(pin)
-            self._let_go(row.place)
+        return _Grip(self, reference)
 
     def evict(self, address: BlockAddress) -> int:
         if self._index.is_pinned(address):
@@ -343,6 +336,18 @@ class HostTier:
     def _bytes(self, place: Place) -> memoryview:
         return self._arena.view[place.offset : place.offset + place.nbytes]
 
+    def _take(self, reference: WeakReference) -> tuple[Pin, Place, memoryview]:
+        pin = self._index.pin(reference, self._clock() + self._pin_ns)
+        if pin is None:
+            raise Missing("that writing is gone")
+        place = self._index.place_of(pin)
+        self._readers[place.offset] = self._readers.get(place.offset, 0) + 1
+        return pin, place, self._bytes(place)
+
+    def _release(self, pin: Pin, place: Place) -> None:
+        self._index.unpin(pin)
+        self._let_go(place)
+
     def _let_go(self, place: Place) -> None:
         self._readers[place.offset] -= 1
         if self._readers[place.offset]:
@@ -357,3 +362,26 @@ class HostTier:
         wipe(self._arena.view[place.offset : place.offset + HEADER_BYTES])
         self._room.give_back(place.offset, place.nbytes)
         self._shares.credit(tenant, place.nbytes)
+
+
+class _Grip(AbstractContextManager[memoryview]):
+    """A record in a reader's hands. A class, and not a generator: every restore enters one."""
+
+    __slots__ = ("_pin", "_place", "_reference", "_tier", "_view")
+
+    def __init__(self, tier: HostTier, reference: WeakReference) -> None:
+        self._tier = tier
+        self._reference = reference
+
+    def __enter__(self) -> memoryview:
+        self._pin, self._place, self._view = self._tier._take(self._reference)
+        return self._view
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._view.release()
+        self._tier._release(self._pin, self._place)
