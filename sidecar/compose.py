@@ -23,6 +23,7 @@ from sidecar.control.client import ClientTls, ControlClient, enrol, http_client
 from sidecar.control.gate import Gate
 from sidecar.control.leases import KeyLeases, ServingLeases
 from sidecar.control.logstate import LogState
+from sidecar.control.renewal import Renewal
 from sidecar.cost.appraisal import AppraisalSettings, Appraiser
 from sidecar.cost.decision import DecisionSettings
 from sidecar.cost.model import CostSettings
@@ -88,6 +89,7 @@ class Sidecar:
     follower: Follower
     serving: ServingLeases
     keys: KeyLeases
+    renewal: Renewal
     server: Server
     sessions: Sessions
     in_flight: SavesInFlight
@@ -232,6 +234,7 @@ async def running(
                 tasks.create_task(sidecar.follower.run_stream(), name="log-stream"),
                 tasks.create_task(sidecar.follower.run_fenced(), name="acks-fenced"),
                 tasks.create_task(sidecar.follower.run_reclaimed(), name="acks-reclaimed"),
+                tasks.create_task(sidecar.renewal.run(), name="key-renewal"),
                 tasks.create_task(sidecar.shipper.run(), name="audit-shipper"),
                 tasks.create_task(sidecar.watch.run(), name="watch"),
                 tasks.create_task(sidecar.damage.run(), name="damage"),
@@ -451,6 +454,7 @@ def _build(
         follower=follower,
         serving=ServingLeases(client, log, follower, gate, ring, sessions.tell_lease),
         keys=leases,
+        renewal=Renewal(client, state, settings.key_life_s),
         server=Server(doorkeeper, sessions, limits, rooms, wiping),
         sessions=sessions,
         in_flight=in_flight,

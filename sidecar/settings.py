@@ -82,6 +82,8 @@ class SidecarSettings(BaseSettings):
     service_certificate_file: Path | None = None
     """Our certificate, where the service takes no others (`tls_client_ca`)."""
     service_key_file: Path | None = None
+    key_life_s: Annotated[float, Field(gt=0, le=10 * 365 * 24 * 3600)] = 30 * 24 * 3600.0
+    """Our keys are exchanged, while we serve, when they are this old."""
     name: str = "sidecar"
     join_token: SecretStr | None = None
     """One-time token for the first start; unused once enrolled."""

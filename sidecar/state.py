@@ -27,6 +27,7 @@ from strongroom.private_files import private_directory, read_private, replace_fi
 
 _SIGNING_KEY: Final = "signing.key"
 _HPKE_KEY: Final = "hpke.key"
+_NEXT_KEYS: Final = "keys.next"
 _ENROLMENT: Final = "enrolment.json"
 _POSITION: Final = "log.json"
 _LOCK: Final = "lock"
@@ -74,12 +75,36 @@ class StateDirectory:
 
     def keys(self) -> SidecarKeys:
         """The sidecar's keys, made on first use."""
-        signing = self._key(_SIGNING_KEY)
-        hpke = self._key(_HPKE_KEY)
-        return SidecarKeys(
-            Signer(Ed25519PrivateKey.from_private_bytes(signing)),
-            X25519PrivateKey.from_private_bytes(hpke),
-        )
+        return _keys_of(self._key(_SIGNING_KEY), self._key(_HPKE_KEY))
+
+    @property
+    def signing_key_path(self) -> Path:
+        """As old as the keys in force."""
+        return self.path / _SIGNING_KEY
+
+    def has_next_keys(self) -> bool:
+        """Whether keys were drawn that may or may not be in force."""
+        return (self.path / _NEXT_KEYS).exists()
+
+    def next_keys(self) -> SidecarKeys:
+        """The keys that will follow, drawn and synced on first use."""
+        path = self.path / _NEXT_KEYS
+        if not path.exists():
+            replace_file(path, os.urandom(2 * _KEY_BYTES))
+        return _keys_of(*self._next())
+
+    def take_next_keys(self) -> None:
+        """The service has put them in force. Until the last step they are all still there."""
+        signing, hpke = self._next()
+        replace_file(self.path / _HPKE_KEY, hpke)
+        replace_file(self.path / _SIGNING_KEY, signing)
+        (self.path / _NEXT_KEYS).unlink()
+
+    def _next(self) -> tuple[bytes, bytes]:
+        raw = read_private(self.path / _NEXT_KEYS)
+        if len(raw) != 2 * _KEY_BYTES:
+            raise Corrupt("the next keys have not 64 bytes", field=_NEXT_KEYS)
+        return raw[:_KEY_BYTES], raw[_KEY_BYTES:]
 
     def _key(self, name: str) -> bytes:
         path = self.path / name
@@ -116,3 +141,10 @@ class StateDirectory:
             return msgspec.json.decode(read_private(path), type=kind)
         except msgspec.DecodeError as error:
             raise Corrupt(f"{name} is damaged", field=name) from error
+
+
+def _keys_of(signing: bytes, hpke: bytes) -> SidecarKeys:
+    return SidecarKeys(
+        Signer(Ed25519PrivateKey.from_private_bytes(signing)),
+        X25519PrivateKey.from_private_bytes(hpke),
+    )

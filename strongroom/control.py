@@ -51,6 +51,36 @@ class EnrolAnswer:
 
 
 @dataclass(frozen=True, slots=True)
+class KeyChangeClaims:
+    """The new signing key says that it follows the one in force, for this sidecar."""
+
+    sidecar: str
+    replaces: str
+    """The signing key in force."""
+    signing_key: str
+    hpke_key: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeyChangeRequest:
+    """`POST /v1/sidecars/self/keys`: exchange both keys. Proven by the key in force."""
+
+    signing_key: str
+    """Ed25519 public key, raw 32 bytes."""
+    hpke_key: str
+    """X25519 public key, raw 32 bytes."""
+    possession: str
+    """A JWS of type `Typ.KEY_CHANGE` over `KeyChangeClaims`, signed by the new key."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyChangeAnswer:
+    """`kid`: the key that is in force from now on, and the only one."""
+
+    kid: str
+
+
+@dataclass(frozen=True, slots=True)
 class ServingLeaseRequest:
     """`POST /v1/sidecars/self/serving-lease`."""
 
@@ -218,3 +248,4 @@ class Typ:
     CERTIFICATE = "strongroom-certificate+jws"
     AUDIT_HEAD = "strongroom-audit-head+jws"
     PROOF = "strongroom-proof+jws"
+    KEY_CHANGE = "strongroom-key-change+jws"

@@ -44,7 +44,7 @@ async def stream(
 ) -> AsyncGenerator[bytes, None]:
     """Entries of `epoch` after `after`, as they are committed; ends with a `restart`.
 
-    `epoch` empty: the one in force. `may_go_on` is asked at each heartbeat.
+    `epoch` empty: the one in force. `may_go_on` is asked before anything is sent.
     """
     yield b": strongroom invalidation log\n\n"
     while True:
@@ -55,6 +55,8 @@ async def stream(
             entries = await store.page(session, epoch, after, PAGE_ENTRIES)
         if head.epoch != epoch or after > head.seq:
             yield _event("restart", f"{head.epoch}:0", json.dumps({"epoch": head.epoch}))
+            return
+        if entries and not await may_go_on():
             return
         for entry in entries:
             yield _event("", f"{entry.epoch}:{entry.seq}", entry.jws)

@@ -29,8 +29,13 @@ def check_request(request: EnrolRequest) -> None:
     """Raise `Misuse` for a name or keys that no sidecar can have."""
     if len(request.name) > NAME_CHARS_MAX or _NAME.match(request.name) is None:
         raise Misuse("a sidecar's name is plain", field="name", limit=NAME_CHARS_MAX)
-    for field in ("signing_key", "hpke_key"):
-        raw = decode_base64url(getattr(request, field), field)
+    check_keys(request.signing_key, request.hpke_key)
+
+
+def check_keys(signing_key: str, hpke_key: str) -> None:
+    """Raise `Misuse` for keys that no sidecar can have."""
+    for field, text in (("signing_key", signing_key), ("hpke_key", hpke_key)):
+        raw = decode_base64url(text, field)
         if len(raw) != _KEY_BYTES:
             raise Misuse(f"{field} has 32 bytes", field=field, limit=_KEY_BYTES)
         try:

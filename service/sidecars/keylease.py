@@ -29,7 +29,7 @@ from service.keys.uses import KeyUses
 from service.log import store as log_store
 from service.sidecars.sealing import seal, sign_lease
 from service.sidecars.serving import NONCE_CHARS
-from service.sidecars.store import Enrolled, find_live
+from service.sidecars.store import Enrolled, is_current
 from strongroom.control import KeyLeaseInfo, KeyLeaseRequest, LeasedNamespace
 from strongroom.derivation import namespace_secret
 from strongroom.errors import Missing, Misuse, Refused
@@ -97,8 +97,9 @@ class KeyLeaseDesk:
         head: LogHead,
         nonce: str,
     ) -> str | Denied:
-        # Read again: the sidecar may have been revoked since its proof was checked.
-        if await find_live(session, sidecar.id) is None:
+        # Read again: since its proof was checked the sidecar may have been revoked, or may have
+        # exchanged its keys.
+        if not await is_current(session, sidecar):
             return Denied("sidecar")
         if not sidecar.may_lease(grant.tenant):
             return Denied("tenant")

@@ -51,6 +51,8 @@ class Sidecar(Record):
     every_tenant: Mapped[bool] = mapped_column()
     enrolled_at: Mapped[datetime] = mapped_column(Instant)
     revoked_at: Mapped[datetime | None] = mapped_column(Instant)
+    keys_changed_at: Mapped[datetime | None] = mapped_column(Instant)
+    """When its keys were exchanged last; None: they are those of its enrolment."""
     leases: Mapped[int] = mapped_column(BigInteger)
     """Serving leases that were granted; names the last one (see `service.sidecars.expiry`)."""
     leased_at: Mapped[datetime | None] = mapped_column(Instant)
@@ -60,6 +62,16 @@ class Sidecar(Record):
     """How far the sidecar said that it had applied the log of `epoch`."""
     fenced_seq: Mapped[int] = mapped_column()
     reclaimed_seq: Mapped[int] = mapped_column()
+
+
+class FormerKey(Record):
+    """A signing key that a sidecar had before: it is taken for none again."""
+
+    __tablename__ = "sidecar_former_keys"
+
+    signing_key: Mapped[str] = mapped_column(String(43), primary_key=True)
+    sidecar: Mapped[str] = mapped_column(SIDECAR, ForeignKey("sidecars.id"))
+    replaced_at: Mapped[datetime] = mapped_column(Instant)
 
 
 class SidecarTenant(Record):

@@ -26,6 +26,7 @@ from service.sidecars.desk import STREAMS_MAX
 from service.sidecars.enrolment import enrol
 from service.sidecars.keylease import KeyLeaseDesk
 from service.sidecars.models import Sidecar
+from service.sidecars.rekey import change_keys
 from service.sidecars.schemas import (
     JoinTokenAnswer,
     JoinTokenBody,
@@ -33,6 +34,7 @@ from service.sidecars.schemas import (
     SidecarPage,
 )
 from service.sidecars.serving import grant_serving_lease
+from service.sidecars.store import Enrolled
 from strongroom.control import (
     SIDECAR_PREFIX,
     AckRequest,
@@ -40,6 +42,8 @@ from strongroom.control import (
     EnrolRequest,
     IntakeAnswer,
     IntakeRequest,
+    KeyChangeAnswer,
+    KeyChangeRequest,
     KeyLeaseAnswer,
     KeyLeaseRequest,
     LivenessAnswer,
@@ -64,6 +68,14 @@ async def enrol_sidecar(request: Request, runtime: RuntimeDep, body: EnrolReques
     address = request.client.host if request.client is not None else ""
     tell(request, runtime.rates.address(address).headers())
     return await enrol(runtime.changes, runtime.verifier, runtime.settings.issuer, body)
+
+
+@router.post(f"{SIDECAR_PREFIX}/keys", summary="Exchange the sidecar's keys")
+async def exchange_keys(
+    runtime: RuntimeDep, caller: CallerDep, body: KeyChangeRequest
+) -> KeyChangeAnswer:
+    """Both at once. The old ones are nobody's from the answer on."""
+    return await change_keys(runtime.changes, caller, body)
 
 
 @router.post(f"{SIDECAR_PREFIX}/serving-lease", summary="Ask whether to go on serving")
@@ -132,16 +144,18 @@ async def follow(
     if runtime.desk.streams.locked():
         raise Overloaded("too many streams are open", limit=STREAMS_MAX)
     return StreamingResponse(
-        _bounded(runtime, caller.id, epoch, after),
+        _bounded(runtime, caller, epoch, after),
         media_type="text/event-stream",
         headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
     )
 
 
-async def _bounded(runtime: Runtime, sidecar: str, epoch: str, after: int) -> AsyncIterator[bytes]:
+async def _bounded(
+    runtime: Runtime, caller: Enrolled, epoch: str, after: int
+) -> AsyncIterator[bytes]:
     async def still_live() -> bool:
         async with runtime.sessions() as session:
-            return await store.find_live(session, sidecar) is not None
+            return await store.is_current(session, caller)
 
     async with runtime.desk.streams:
         async for event in stream(
@@ -163,6 +177,7 @@ async def _bounded(runtime: Runtime, sidecar: str, epoch: str, after: int) -> As
 async def acknowledge(runtime: RuntimeDep, caller: CallerDep, body: AckRequest) -> None:
     """Up to a seq, everything retired is fenced, or reclaimed."""
     async with runtime.database.writers() as session, session.begin():
+        await store.require_current(session, caller)
         await acks.acknowledge(session, caller.id, body, runtime.desk.settle)
     runtime.desk.acks.ring()
 
@@ -173,6 +188,7 @@ async def ask_liveness(
 ) -> LivenessAnswer:
     """Those that can never be leased again."""
     async with runtime.sessions() as session:
+        await store.require_current(session, caller)
         return LivenessAnswer(await liveness.retired(session, caller, body.namespaces))
 
 
@@ -180,6 +196,7 @@ async def ask_liveness(
 async def take_audit(runtime: RuntimeDep, caller: CallerDep, body: IntakeRequest) -> IntakeAnswer:
     """A run of the spool, in order. Each event is taken once."""
     async with runtime.changes.begin(Actor(ActorKind.SIDECAR, caller.id)) as change:
+        await store.require_current(change.session, caller)
         next_count = await intake.take(change, caller, body)
     return IntakeAnswer(next_count)
 

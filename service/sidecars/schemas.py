@@ -43,6 +43,8 @@ class SidecarAnswer(Answer):
     """Empty: every tenant."""
     enrolled_at: datetime
     revoked_at: datetime | None
+    keys_changed_at: datetime | None
+    """None: its keys are those of its enrolment."""
     leased_at: datetime | None
     epoch: str
     applied_seq: int
@@ -58,6 +60,7 @@ class SidecarAnswer(Answer):
             tenants=tenants,
             enrolled_at=sidecar.enrolled_at,
             revoked_at=sidecar.revoked_at,
+            keys_changed_at=sidecar.keys_changed_at,
             leased_at=sidecar.leased_at,
             epoch=sidecar.epoch,
             applied_seq=sidecar.applied_seq,

@@ -40,7 +40,7 @@ async def grant_serving_lease(
         head = await log_store.shared_head(session)
         applied = request.seq if request.epoch == head.epoch else 0
         number = await store.next_lease(
-            session, sidecar.id, head.epoch, max(0, min(applied, head.seq))
+            session, sidecar, head.epoch, max(0, min(applied, head.seq))
         )
         expiry.granted(sidecar.id, number)
     lease_ms = expiry.lease_ns // 1_000_000

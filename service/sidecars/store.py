@@ -11,9 +11,10 @@ from datetime import timedelta
 from sqlalchemy import Select, case, delete, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from policy.signing import decode_base64url
+from policy.signing import decode_base64url, encode_base64url
+from service.auth.errors import Unauthenticated
 from service.db.base import now
-from service.sidecars.models import JoinToken, JoinTokenTenant, Sidecar, SidecarTenant
+from service.sidecars.models import FormerKey, JoinToken, JoinTokenTenant, Sidecar, SidecarTenant
 from service.tenancy import store as tenancy
 from strongroom.control import EnrolRequest
 from strongroom.errors import Conflict, Missing, Refused
@@ -81,10 +82,7 @@ async def take_join_token(session: AsyncSession, token: str) -> JoinToken:
 
 async def enrol(session: AsyncSession, request: EnrolRequest, token: JoinToken) -> Sidecar:
     """A new sidecar with the keys of `request` and the tenants of `token`."""
-    taken = await session.scalar(
-        select(Sidecar.id).where(Sidecar.signing_key == request.signing_key)
-    )
-    if taken is not None:
+    if await was_ever_used(session, request.signing_key):
         raise Conflict("a sidecar was enrolled with this key before", field="signing_key")
     sidecar = Sidecar(
         id=secrets.token_hex(16),
@@ -137,6 +135,27 @@ async def find_live(session: AsyncSession, sidecar: str) -> Enrolled | None:
     )
 
 
+async def was_ever_used(session: AsyncSession, signing_key: str) -> bool:
+    """Whether a sidecar has or had this key."""
+    now_used = select(Sidecar.id).where(Sidecar.signing_key == signing_key)
+    once_used = select(FormerKey.sidecar).where(FormerKey.signing_key == signing_key)
+    return await session.scalar(now_used.union_all(once_used).limit(1)) is not None
+
+
+async def is_current(session: AsyncSession, proven: Enrolled) -> bool:
+    """Whether the sidecar is live, and the key that proved the call still its key."""
+    found = await session.scalar(
+        select(Sidecar.signing_key).where(Sidecar.id == proven.id, Sidecar.revoked_at.is_(None))
+    )
+    return found == encode_base64url(proven.signing_key)
+
+
+async def require_current(session: AsyncSession, proven: Enrolled) -> None:
+    """Raise `Unauthenticated` unless `is_current`: in the call's own transaction."""
+    if not await is_current(session, proven):
+        raise Unauthenticated("the proof is not valid")
+
+
 def serving(statement: Select[Sidecar], tenant: str) -> Select[Sidecar]:
     """Only the sidecars that are enrolled for `tenant`."""
     enrolled = select(SidecarTenant.sidecar).where(SidecarTenant.tenant == tenant)
@@ -171,11 +190,15 @@ async def revoke(session: AsyncSession, sidecar: Sidecar) -> None:
     await session.flush()
 
 
-async def next_lease(session: AsyncSession, sidecar: str, epoch: str, applied_seq: int) -> int:
+async def next_lease(session: AsyncSession, proven: Enrolled, epoch: str, applied_seq: int) -> int:
     """Count one more serving lease, and return its number."""
     number = await session.scalar(
         update(Sidecar)
-        .where(Sidecar.id == sidecar, Sidecar.revoked_at.is_(None))
+        .where(
+            Sidecar.id == proven.id,
+            Sidecar.signing_key == encode_base64url(proven.signing_key),
+            Sidecar.revoked_at.is_(None),
+        )
         .values(
             leases=Sidecar.leases + 1,
             leased_at=now(),

@@ -11,10 +11,12 @@ Rules:
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import secrets
 import ssl
 from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -36,6 +38,9 @@ from strongroom.control import (
     EnrolRequest,
     IntakeAnswer,
     IntakeRequest,
+    KeyChangeAnswer,
+    KeyChangeClaims,
+    KeyChangeRequest,
     KeyLeaseAnswer,
     KeyLeaseClaims,
     KeyLeaseInfo,
@@ -117,6 +122,42 @@ def pinned_keys(enrolled: EnrolAnswer) -> Verifier:
     )
 
 
+class Turnstile:
+    """Lets calls through side by side, and one that must be alone after all before it."""
+
+    def __init__(self) -> None:
+        self._alone = asyncio.Lock()
+        self._open, self._empty = asyncio.Event(), asyncio.Event()
+        self._open.set()
+        self._empty.set()
+        self._inside = 0
+
+    @asynccontextmanager
+    async def through(self) -> AsyncGenerator[None, None]:
+        """Wait for whoever is alone, then go on beside the others."""
+        while not self._open.is_set():
+            await self._open.wait()
+        self._inside += 1
+        self._empty.clear()
+        try:
+            yield
+        finally:
+            self._inside -= 1
+            if not self._inside:
+                self._empty.set()
+
+    @asynccontextmanager
+    async def alone(self) -> AsyncGenerator[None, None]:
+        """Wait until nobody is inside; until it ends nobody else gets in."""
+        async with self._alone:
+            self._open.clear()
+            try:
+                await self._empty.wait()
+                yield
+            finally:
+                self._open.set()
+
+
 class ControlClient:
     """Speaks to the service as one enrolled sidecar."""
 
@@ -129,6 +170,33 @@ class ControlClient:
         self._signer: Signer = keys.signer
         self._hpke: X25519PrivateKey = keys.hpke
         self._clocks = clocks
+        self._turnstile = Turnstile()
+
+    async def change_keys(self, new: SidecarKeys, *, proven_by_new: bool) -> None:
+        """Have the service put `new` in force, and use them from its answer on.
+
+        `proven_by_new`: they may be in force already; raises `Refused` if they are not. Raises
+        `Unavailable` when the outcome is not known: ask again, by the new ones first.
+        """
+        async with self._turnstile.alone():
+            claims = KeyChangeClaims(
+                sidecar=self.enrolled.sidecar,
+                replaces=encode_base64url(self._signer.public_key),
+                signing_key=encode_base64url(new.signer.public_key),
+                hpke_key=encode_base64url(new.hpke_public),
+            )
+            request = KeyChangeRequest(
+                signing_key=claims.signing_key,
+                hpke_key=claims.hpke_key,
+                possession=new.signer.sign(Typ.KEY_CHANGE, canonical_json(asdict(claims))),
+            )
+            raw, target = msgspec.json.encode(request), f"{SIDECAR_PREFIX}/keys"
+            signer = new.signer if proven_by_new else self._signer
+            headers = self._headers("POST", target, raw, signer)
+            answer = _decode(await _send(self._http, "POST", target, raw, headers), KeyChangeAnswer)
+            if answer.kid != new.signer.kid:
+                raise Refused("another key is in force")
+            self._signer, self._hpke = new.signer, new.hpke
 
     async def serving_lease(self, epoch: str, seq: int) -> ServingLease:
         """Ask whether to go on serving; `epoch` and `seq` say how far the log is applied."""
@@ -182,7 +250,7 @@ class ControlClient:
         Heartbeats are comments, and keep it open; `silence_s` without any byte ends it.
         """
         target = f"{STREAM_PATH}?epoch={epoch}"
-        headers = self._headers("GET", target, b"") | {
+        headers = self._headers("GET", target, b"", self._signer) | {
             "Accept": "text/event-stream",
             "Last-Event-ID": f"{epoch}:{after}",
         }
@@ -225,11 +293,13 @@ class ControlClient:
     ) -> _Answer:
         raw = b"" if body is None else msgspec.json.encode(body)
         target = SIDECAR_PREFIX + path
-        answer = await _send(self._http, method, target, raw, self._headers(method, target, raw))
+        async with self._turnstile.through():
+            headers = self._headers(method, target, raw, self._signer)
+            answer = await _send(self._http, method, target, raw, headers)
         # Only `acknowledge` passes no type, and it looks at no answer.
         return None if kind is None else _decode(answer, kind)  # type: ignore[return-value]
 
-    def _headers(self, method: str, target: str, body: bytes) -> dict[str, str]:
+    def _headers(self, method: str, target: str, body: bytes, signer: Signer) -> dict[str, str]:
         claims = ProofClaims(
             sidecar=self.enrolled.sidecar,
             method=method,
@@ -238,7 +308,7 @@ class ControlClient:
             nonce=_nonce(),
             iat=self._clocks.now_s(),
         )
-        proof = self._signer.sign(Typ.PROOF, canonical_json(asdict(claims)))
+        proof = signer.sign(Typ.PROOF, canonical_json(asdict(claims)))
         return {"Authorization": f"Sidecar {proof}"}
 
     def _claims(self, typ: str, jws: str, kind: type[_Answer]) -> _Answer:

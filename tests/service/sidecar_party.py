@@ -60,6 +60,24 @@ class SidecarParty:
             "hpke_key": encode_base64url(self.hpke.public_key().public_bytes_raw()),
         }
 
+    def key_change(self, follower: SidecarParty, **changed: Any) -> dict[str, str]:
+        """The request that puts the keys of `follower` in force for this sidecar."""
+        claims = {
+            "sidecar": self.id,
+            "replaces": encode_base64url(self.signer.public_key),
+            "signing_key": encode_base64url(follower.signer.public_key),
+            "hpke_key": encode_base64url(follower.hpke.public_key().public_bytes_raw()),
+        }
+        possession = follower.signer.sign(Typ.KEY_CHANGE, canonical_json(claims | changed))
+        keys = {name: claims[name] for name in ("signing_key", "hpke_key")}
+        return keys | {"possession": possession}
+
+    def with_new_keys(self) -> SidecarParty:
+        """The same sidecar, with keys that nobody knows yet."""
+        follower = SidecarParty(self.http, self.name)
+        follower.id, follower.epoch, follower.verifier = self.id, self.epoch, self.verifier
+        return follower
+
     def proof(self, method: str, path: str, body: bytes, **changed: Any) -> str:
         claims = ProofClaims(
             sidecar=self.id,

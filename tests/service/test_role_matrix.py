@@ -96,6 +96,7 @@ MATRIX: Final[dict[str, str]] = {
     "GET /v1/sidecars": "OAa",
     "POST /v1/sidecars": BY_BODY,
     "GET /v1/sidecars/{sidecar}": "OAa",
+    "POST /v1/sidecars/self/keys": SIDECAR,
     "POST /v1/sidecars/self/serving-lease": SIDECAR,
     "POST /v1/sidecars/self/key-lease": SIDECAR,
     "GET /v1/sidecars/self/invalidations": SIDECAR,
