@@ -8,7 +8,7 @@ from alembic import context
 from alembic.autogenerate.api import AutogenContext
 
 from service.db.base import Instant
-from service.db.metadata import complete_metadata
+from service.db.metadata import complete_metadata, is_modelled
 from service.db.migrate import CONNECTION
 
 
@@ -24,6 +24,7 @@ context.configure(
     connection=context.config.attributes[CONNECTION],
     target_metadata=complete_metadata(),
     compare_type=True,
+    include_name=is_modelled,
     render_item=render_item,
 )
 with context.begin_transaction():

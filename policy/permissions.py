@@ -40,3 +40,5 @@ class Permission(StrEnum):
     KEY_ROTATE = "key:rotate"
     LOG_READ = "log:read"
     AUDIT_READ = "audit:read"
+    AUDIT_HOLD = "audit:hold"
+    """Place and release legal holds."""

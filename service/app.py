@@ -18,7 +18,11 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
 
 from service import health, http_errors, versions
+from service.audit import hold_routes as audit_holds
+from service.audit import proof_routes as audit_proofs
 from service.audit import routes as audit
+from service.audit.keeping import Folder, HeadKeeper, open_bucket
+from service.audit.upkeep import Upkeep
 from service.auth import routes as tokens
 from service.auth.identities import open_identities
 from service.auth.issuer import open_issuer
@@ -93,11 +97,19 @@ def create_app(settings: ServiceSettings, *, clock: Clock = boot_ns) -> FastAPI:
         desk=open_desk(settings.serving_lease_s, clock, settle),
         clock=clock,
     )
+    upkeep = Upkeep(
+        database,
+        runtime.changes,
+        signer,
+        runtime.verifier,
+        _head_keepers(settings),
+        settings.audit_retention_days,
+    )
     app = FastAPI(
         title="Strongroom",
         version=_version(),
         summary="A multi-tenant, encrypted KV cache with a policy engine.",
-        lifespan=_lifespan(runtime),
+        lifespan=_lifespan(runtime, upkeep),
         docs_url=None,
         redoc_url=None,
         swagger_ui_oauth2_redirect_url=None,
@@ -105,6 +117,7 @@ def create_app(settings: ServiceSettings, *, clock: Clock = boot_ns) -> FastAPI:
         responses=http_errors.PROBLEMS,
     )
     app.state.runtime = runtime
+    app.state.upkeep = upkeep
     http_errors.install(app)
     versions.install(app, versions.DEPRECATED)
     app.add_middleware(
@@ -125,6 +138,8 @@ def create_app(settings: ServiceSettings, *, clock: Clock = boot_ns) -> FastAPI:
         revocation.router,
         certificates.router,
         audit.router,
+        audit_proofs.router,
+        audit_holds.router,
         log.router,
         sidecars.admin,
     ):
@@ -135,7 +150,16 @@ def create_app(settings: ServiceSettings, *, clock: Clock = boot_ns) -> FastAPI:
     return app
 
 
-def _lifespan(runtime: Runtime) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+def _head_keepers(settings: ServiceSettings) -> list[HeadKeeper]:
+    keepers: list[HeadKeeper] = [Folder(settings.audit_heads)]
+    if settings.audit_heads_url:
+        keepers.append(open_bucket(settings.audit_heads_url, settings.audit_heads_endpoint))
+    return keepers
+
+
+def _lifespan(
+    runtime: Runtime, upkeep: Upkeep
+) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         del app
@@ -153,12 +177,22 @@ def _lifespan(runtime: Runtime) -> Callable[[FastAPI], AbstractAsyncContextManag
             )
             await runtime.changes.cut_wal()
             await runtime.key_check.look()
+            await upkeep.start()
             async with asyncio.TaskGroup() as tasks:
-                rotation = tasks.create_task(runtime.key_schedule.run(), name="kek-rotation")
+                rounds = (
+                    tasks.create_task(runtime.key_schedule.run(), name="kek-rotation"),
+                    tasks.create_task(
+                        upkeep.keep_heads(runtime.settings.audit_head_every_s), name="audit-heads"
+                    ),
+                    tasks.create_task(
+                        upkeep.keep_up(runtime.settings.audit_upkeep_s), name="audit-upkeep"
+                    ),
+                )
                 try:
                     yield
                 finally:
-                    rotation.cancel()
+                    for each in rounds:
+                        each.cancel()
         finally:
             await runtime.identities.close()
             await runtime.journal.close()

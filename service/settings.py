@@ -119,6 +119,20 @@ class ServiceSettings(BaseSettings):
     stream_heartbeat_s: Annotated[float, Field(gt=0, le=60)] = 2.0
     join_token_life_s: Seconds = 3600.0
 
+    # The audit.
+    audit_heads_directory: Path | None = None
+    """Signed heads of the audit tree, never written over. None: `audit-heads` in the state
+    directory; better on another machine's disk."""
+    audit_heads_url: str = ""
+    """`s3://bucket/prefix`, where they are kept too. Credentials come from the environment."""
+    audit_heads_endpoint: str = ""
+    """Of an object store that is not AWS."""
+    audit_head_every_s: Seconds = 300.0
+    audit_retention_days: Annotated[int, Field(ge=1, le=36500)] | None = None
+    """Events older than this are purged unless a legal hold covers them. None: never."""
+    audit_upkeep_s: Seconds = 3600.0
+    """How often partitions are made ahead and what is past its retention is purged."""
+
     # Erasure.
     erasure_final_s: Seconds = float(ERASURE_FINAL_S_DEFAULT)
     """How long after a destruction the KEK version that wrapped the secret may still live."""
@@ -144,6 +158,11 @@ class ServiceSettings(BaseSettings):
     def keys(self) -> Path:
         """The key directory in force."""
         return self.key_directory or self.state_directory / "keys"
+
+    @property
+    def audit_heads(self) -> Path:
+        """The folder of audit heads in force."""
+        return self.audit_heads_directory or self.state_directory / "audit-heads"
 
     @property
     def journal(self) -> Path:

@@ -2,37 +2,35 @@
 
 An access is an event of a sidecar (`access.*`), a key lease or a grant; a sidecar's events
 name namespaces, and namespaces name what they depend on, so that who used a document's KV is
-found whatever prompts it was part of.
+found whatever prompts it was part of. Each question is a `Search`, which `search` pages through.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from sqlalchemy import ColumnElement, Select, and_, func, or_, select
+from sqlalchemy import Boolean, ColumnElement, Select, func, literal_column, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from service.audit import store
-from service.audit.events import AuditEvent
+from service.audit import search
+from service.audit.events import ACCESS_PREFIX, GRANT_ISSUED, KEY_LEASED, Category
 from service.audit.models import AuditReference, AuditRow
+from service.audit.search import Candidates, Search
 from service.grants.models import Namespace, NamespaceComponent
 from service.keys.models import Component
 from service.log.chain import rfc3339
+from service.log.models import LogComponent, LogRow
 from service.registry.models import DocumentVersion
 from service.revocation.models import Axis, Revocation
 from strongroom.errors import Missing
 from strongroom.identity import ComponentId
 
-ACCESS_PREFIX: Final = "access."
-KEY_LEASED: Final = "key.leased"
-GRANT_ISSUED: Final = "grant.issued"
-DENIED: Final = ("denied", "refused")
-SERVED: Final = ("hit", "stored", "ok")
-_PERMISSION_REASONS: Final = ("permission", "identity", "revoked", "lease", "expired", "prompt")
+_INDEXED: Final = (Category.DENIED, Category.KEY, Category.ALARM)
+"""Categories with an index of their own, whose condition has to be a constant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +38,7 @@ class Filter:
     """Which events. Fields that are None say nothing; times are when it happened."""
 
     tenant: str | None = None
+    category: Category | None = None
     kind: str | None = None
     """Exactly this kind; ending in a dot, every kind that begins so; or a sidecar's word for
     one of its own, such as `load`."""
@@ -52,8 +51,17 @@ class Filter:
     since: datetime | None = None
     until: datetime | None = None
 
+    def search(self, candidates: tuple[Candidates, ...] | None = None) -> Search:
+        """What fits, among `candidates` if they are given."""
+        if self.reference is not None and candidates is None:
+            candidates = search.about([self.reference])
+        elif self.reference is not None:
+            refers = select(AuditReference.seq).where(AuditReference.reference == self.reference)
+            return Search((*self.where(), AuditRow.seq.in_(refers)), candidates)
+        return Search(tuple(self.where()), candidates)
+
     def where(self) -> list[ColumnElement[bool]]:
-        """The conditions."""
+        """The conditions, but for the reference."""
         conditions: list[ColumnElement[bool]] = []
         for name in ("tenant", "actor", "subject", "target", "outcome", "reason"):
             value = getattr(self, name)
@@ -65,21 +73,13 @@ class Filter:
                 if self.kind.endswith(".")
                 else AuditRow.kind.in_((self.kind, ACCESS_PREFIX + self.kind))
             )
-        if self.reference is not None:
-            conditions.append(_refers_to(select(AuditReference.seq), [self.reference]))
+        if self.category is not None or self.outcome == "alarm":
+            conditions.append(is_category(self.category or Category.ALARM))
         if self.since is not None:
             conditions.append(AuditRow.occurred_at >= rfc3339(self.since))
         if self.until is not None:
             conditions.append(AuditRow.occurred_at < rfc3339(self.until))
         return conditions
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """Some events, and the seq to go on after if there are more."""
-
-    events: tuple[AuditEvent, ...]
-    last_seq: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +92,8 @@ class Derived:
     retired: bool
     retired_components: tuple[ComponentId, ...]
     retired_at: datetime | None
+    revocations: tuple[str, ...]
+    """Those that retired it: their certificates are the proof that it is gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,24 +105,11 @@ class Denials:
     count: int
 
 
-async def events(
-    session: AsyncSession,
-    conditions: Sequence[ColumnElement[bool]],
-    after: int | None,
-    limit: int,
-    *,
-    newest_first: bool = False,
-) -> Found:
-    """Up to `limit` events for which every condition holds, in the order of the chain."""
-    order = AuditRow.seq.desc() if newest_first else AuditRow.seq.asc()
-    statement = select(AuditRow).where(*conditions).order_by(order).limit(limit + 1)
-    if after is not None:
-        statement = statement.where(AuditRow.seq < after if newest_first else AuditRow.seq > after)
-    rows = (await session.scalars(statement)).all()
-    more, rows = len(rows) > limit, rows[:limit]
-    references = await store.references_of(session, [row.seq for row in rows])
-    found = tuple(store.event_of(row, references[row.seq]) for row in rows)
-    return Found(found, rows[-1].seq if more else None)
+def is_category(category: Category) -> ColumnElement[bool]:
+    """Events of one category. A constant, where a partial index has to be recognised."""
+    if category in _INDEXED:
+        return literal_column(f"audit_events.category = '{category.value}'", Boolean())
+    return AuditRow.category == category
 
 
 def accesses() -> ColumnElement[bool]:
@@ -149,21 +138,31 @@ async def versions_of(
     return versions
 
 
-def about(components: Sequence[str]) -> ColumnElement[bool]:
-    """Events that refer to one of `components`, or to a namespace that depends on one."""
-    namespaces = select(NamespaceComponent.namespace).where(
-        NamespaceComponent.component.in_(components)
+async def depending_on(session: AsyncSession, ids: Sequence[str]) -> tuple[Candidates, ...]:
+    """Events about components or namespaces, or about a namespace that depends on one of them."""
+    namespaces = await session.scalars(
+        select(NamespaceComponent.namespace)
+        .where(NamespaceComponent.component.in_(ids))
+        .distinct()
+        .order_by(NamespaceComponent.namespace)
     )
-    return or_(
-        _refers_to(select(AuditReference.seq), components),
-        AuditRow.seq.in_(
-            select(AuditReference.seq).where(AuditReference.reference.in_(namespaces))
-        ),
-    )
+    return search.about([*ids, *namespaces])
 
 
-def _refers_to(references: Select[int], wanted: Sequence[str]) -> ColumnElement[bool]:
-    return AuditRow.seq.in_(references.where(AuditReference.reference.in_(wanted)))
+def served_through(components: Sequence[str], since: str) -> tuple[Candidates, ...]:
+    """Served accesses after a moment of what depends on one of `components`.
+
+    As a rule there are none, so they are not looked up in order but all at once.
+    """
+    dead = select(NamespaceComponent.namespace).where(NamespaceComponent.component.in_(components))
+    served = (
+        literal_column("audit_references.category = 'served'", Boolean()),
+        AuditReference.occurred_at > since,
+    )
+    return (
+        search.referring(AuditReference.reference.in_(dead), *served),
+        search.referring(AuditReference.reference.in_(components), *served),
+    )
 
 
 async def derived(
@@ -196,6 +195,7 @@ async def derived(
     for namespace, component, destroyed_at in parts:
         components[namespace].append((component, destroyed_at))
     wanted = set(versions)
+    by = await _retired_by(session, {c for each in components.values() for c, at in each if at})
     answers = []
     for row in rows:
         gone = [(c, at) for c, at in components[row.id] if at is not None]
@@ -207,88 +207,86 @@ async def derived(
                 retired=bool(gone),
                 retired_components=tuple(c for c, _ in gone),
                 retired_at=min((at for _, at in gone), default=None),
+                revocations=tuple(sorted({by[c] for c, _ in gone if c in by})),
             )
         )
     return answers, rows[-1].id if more else None
 
 
-def after_revocation(revocation: Revocation) -> list[ColumnElement[bool]]:
+async def _retired_by(
+    session: AsyncSession, components: Iterable[ComponentId]
+) -> dict[ComponentId, str]:
+    """The revocation that retired each component, where one did."""
+    rows = await session.execute(
+        select(LogComponent.component, Revocation.id)
+        .join(LogRow, LogRow.position == LogComponent.position)
+        .join(Revocation, (Revocation.epoch == LogRow.epoch) & (Revocation.seq == LogRow.seq))
+        .where(LogComponent.component.in_(list(components)))
+    )
+    return {row.component: row.id for row in rows}
+
+
+def after_revocation(revocation: Revocation) -> Search:
     """Accesses that were served though they depended on what was revoked: always none.
 
     Counted from when the revocation was in force; before that from its commit.
     """
     since = revocation.effective_at or revocation.committed_at
-    conditions = [
-        AuditRow.occurred_at > since,
-        AuditRow.kind.startswith(ACCESS_PREFIX, autoescape=True),
-        AuditRow.outcome.in_(SERVED),
-    ]
+    served = (AuditRow.occurred_at > since, is_category(Category.SERVED))
     packed = revocation.components
     destroyed = [packed[at : at + 32] for at in range(0, len(packed), 32)]
-    if revocation.axis is Axis.TENANT:
-        return [*conditions, AuditRow.tenant == revocation.tenant]
-    if revocation.axis is Axis.SIDECAR:
-        return [*conditions, AuditRow.actor == _value(revocation, "sidecar")]
-    if revocation.axis is Axis.SUBJECT:
-        return [
-            *conditions,
-            AuditRow.tenant == revocation.tenant,
-            or_(AuditRow.subject == _value(revocation, "subject"), about(destroyed)),
-        ]
-    if revocation.axis is Axis.MEMBERSHIP:
-        return [
-            *conditions,
-            AuditRow.tenant == revocation.tenant,
-            AuditRow.subject == _value(revocation, "subject"),
-            about([_value(revocation, "group")]),
-        ]
-    return [*conditions, about(destroyed)]
+    through = served_through(destroyed, since)
+    own = AuditRow.tenant == revocation.tenant
+    match revocation.axis:
+        case Axis.TENANT:
+            return Search((*served, own))
+        case Axis.SIDECAR:
+            return Search((*served, AuditRow.actor == _value(revocation, "sidecar")))
+        case Axis.SUBJECT:
+            by_subject = select(AuditRow.seq, AuditRow.at, AuditRow.occurred_at).where(
+                AuditRow.subject == _value(revocation, "subject")
+            )
+            return Search((*served, own), (by_subject, *through))
+        case Axis.MEMBERSHIP:
+            subject = AuditRow.subject == _value(revocation, "subject")
+            group = served_through([_value(revocation, "group")], since)
+            return Search((*served, own, subject), group)
+        case (
+            Axis.GROUP
+            | Axis.DOCUMENT
+            | Axis.DOCUMENT_VERSION
+            | Axis.MODEL
+            | Axis.ADAPTER
+            | Axis.TOKENIZER
+            | Axis.TEMPLATE
+            | Axis.POLICY
+        ):
+            return Search(served, through)
 
 
-async def denials(
-    session: AsyncSession, conditions: Sequence[ColumnElement[bool]]
-) -> list[Denials]:
+async def denials(session: AsyncSession, wanted: Filter) -> list[Denials]:
     """Denials by kind and reason, the most frequent first."""
-    denied = or_(
-        AuditRow.outcome.in_(DENIED),
-        and_(
-            AuditRow.kind.startswith(ACCESS_PREFIX, autoescape=True),
-            AuditRow.outcome == "miss",
-            AuditRow.reason.in_(_PERMISSION_REASONS),
-        ),
-    )
-    rows = await session.execute(
+    rows = await session.execute(denials_statement(wanted))
+    return [Denials(*row) for row in rows]
+
+
+def denials_statement(wanted: Filter) -> Select[str, str, int]:
+    """Counted in an index of denied events alone."""
+    conditions = wanted.where()
+    if wanted.reference is not None:
+        refers = select(AuditReference.seq).where(AuditReference.reference == wanted.reference)
+        conditions.append(AuditRow.seq.in_(refers))
+    return (
         select(AuditRow.kind, AuditRow.reason, func.count())
-        .where(denied, *conditions)
+        .where(is_category(Category.DENIED), *conditions)
         .group_by(AuditRow.kind, AuditRow.reason)
         .order_by(func.count().desc(), AuditRow.kind, AuditRow.reason)
     )
-    return [Denials(kind, reason, count) for kind, reason, count in rows]
 
 
-def cross_tenant() -> list[ColumnElement[bool]]:
+def cross_tenant() -> tuple[Candidates, ...]:
     """Served accesses of a namespace that is another tenant's, or nobody's: always none."""
-    mine = (
-        select(Namespace.id)
-        .where(Namespace.id == AuditReference.reference, Namespace.tenant == AuditRow.tenant)
-        .correlate(AuditReference, AuditRow)
-        .exists()
-    )
-    foreign = (
-        select(AuditReference.seq)
-        .where(
-            AuditReference.seq == AuditRow.seq,
-            func.length(AuditReference.reference) == 64,
-            ~mine,
-        )
-        .correlate(AuditRow)
-        .exists()
-    )
-    return [
-        AuditRow.kind.startswith(ACCESS_PREFIX, autoescape=True),
-        AuditRow.outcome.in_(SERVED),
-        foreign,
-    ]
+    return (search.referring(literal_column("audit_references.alien", Boolean())),)
 
 
 def _value(revocation: Revocation, name: str) -> str:

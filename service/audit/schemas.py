@@ -6,11 +6,11 @@ import json
 from datetime import datetime
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field
+from pydantic import AwareDatetime, ConfigDict, Field
 
-from service.audit.events import AuditEvent
-from service.audit.questions import ACCESS_PREFIX, Derived
-from service.schemas import Answer, Body
+from service.audit.events import ACCESS_PREFIX, AuditEvent, Category
+from service.audit.questions import Derived
+from service.schemas import Answer, Body, ComponentIdText
 
 
 class EventAnswer(Answer):
@@ -19,6 +19,7 @@ class EventAnswer(Answer):
     seq: int
     at: str
     occurred_at: str
+    category: Category
     kind: str = Field(examples=["access.lookup"])
     actor_kind: str
     actor: str
@@ -48,6 +49,7 @@ class EventAnswer(Answer):
             seq=event.seq,
             at=event.at,
             occurred_at=draft.occurred_at or event.at,
+            category=event.category,
             kind=draft.kind,
             actor_kind=draft.actor_kind,
             actor=draft.actor,
@@ -84,6 +86,8 @@ class DerivedAnswer(Answer):
     retired: bool
     retired_components: list[str]
     retired_at: datetime | None
+    revocations: list[str]
+    """Those that retired it: their certificates prove that it is gone."""
 
     @classmethod
     def of(cls, found: Derived) -> DerivedAnswer:
@@ -95,6 +99,7 @@ class DerivedAnswer(Answer):
             retired=found.retired,
             retired_components=[*found.retired_components],
             retired_at=found.retired_at,
+            revocations=[*found.revocations],
         )
 
 
@@ -130,6 +135,13 @@ class HeadAnswer(Answer):
     jws: str
 
 
+class HeadPage(Answer):
+    """Some signed heads."""
+
+    items: list[HeadAnswer]
+    next_cursor: str | None
+
+
 class ProofAnswer(Answer):
     """An RFC 9162 proof; hexadecimal."""
 
@@ -151,9 +163,12 @@ class ConsistencyAnswer(ProofAnswer):
 
 
 class VerifyBody(Body):
-    """A head that was kept elsewhere, if there is one."""
+    """Heads that were kept elsewhere, if there are any."""
 
     head: Annotated[str, Field(max_length=4096)] | None = None
+    heads: Annotated[list[Annotated[str, Field(max_length=4096)]], Field(max_length=1000)] = Field(
+        default_factory=list
+    )
 
 
 class VerifyAnswer(Answer):
@@ -164,3 +179,79 @@ class VerifyAnswer(Answer):
     root: str | None
     broken_at: int | None
     reason: str | None
+    purged: int = 0
+    """Events of which the leaf hashes alone are left."""
+
+
+class VerifyProgress(Answer):
+    """A line of `POST /v1/audit/verify?progress=true`; the last one has the verdict."""
+
+    events: int
+    total: int
+    verdict: VerifyAnswer | None = None
+
+
+class HoldBody(Body):
+    """What is held, and why. A caller of one tenant holds that tenant's events."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        json_schema_extra={
+            "examples": [{"since": "2026-01-01T00:00:00Z", "reason": "matter 2026-17"}]
+        },
+    )
+
+    tenant: ComponentIdText | None = None
+    """None: every event of the installation."""
+    since: AwareDatetime | None = None
+    until: AwareDatetime | None = None
+    reason: Annotated[str, Field(min_length=1, max_length=1024)]
+
+
+class HoldAnswer(Answer):
+    """A legal hold. It stands until it is released."""
+
+    id: str
+    tenant: str | None
+    since: str | None
+    until: str | None
+    reason: str
+    placed_by: str
+    placed_at: str
+    released_by: str | None
+    released_at: str | None
+
+
+class HoldPage(Answer):
+    """Some legal holds."""
+
+    items: list[HoldAnswer]
+    next_cursor: str | None
+
+
+class ReportAnswer(Answer):
+    """What happened on one day (UTC). Both of the first two are to be 0."""
+
+    day: str
+    tenant: str | None
+    cross_tenant_hits: int
+    accesses_after_revocation: int
+    served: int
+    denied: int
+    denials: list[DenialAnswer]
+    alarms: int
+    holds: int
+    oldest_unacknowledged: UnacknowledgedAnswer | None
+    tree_size: int | None
+    last_head: HeadAnswer | None
+
+
+class UnacknowledgedAnswer(Answer):
+    """The oldest entry of the log that a live sidecar has not fenced yet."""
+
+    epoch: str
+    seq: int
+    at: str
+    kind: str
+    sidecar: str

@@ -33,6 +33,7 @@ _TENANT_ADMIN: Final = (_AUDITOR - {Permission.SIDECAR_READ, Permission.LOG_READ
     Permission.GRANT_ACT_AS,
     Permission.TOKEN_ISSUE,
     Permission.REVOCATION_CREATE,
+    Permission.AUDIT_HOLD,
 }
 
 ROLES: Final[Mapping[Role, frozenset[Permission]]] = MappingProxyType(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
-from typing import Final
+import re
+from collections.abc import MutableMapping
+from typing import Any, Final
 
 from sqlalchemy import MetaData
 
@@ -21,6 +23,15 @@ ROOMS: Final = (
     "revocation",
 )
 """The rooms that have a `models` module."""
+
+
+_PARTITION: Final = re.compile(r"audit_(?:events|references)_(?:\d{4}_\d{2}|default)")
+
+
+def is_modelled(name: str | None, kind: str, parents: MutableMapping[Any, str | None]) -> bool:
+    """For a comparison: whether a table is one that models speak of. Partitions come and go."""
+    table = name if kind == "table" else parents.get("table_name")
+    return table is None or _PARTITION.fullmatch(table) is None
 
 
 def complete_metadata() -> MetaData:

@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from policy.audit_heads import verify_head
 from policy.transparency import verify_consistency, verify_inclusion
 from service.audit import store
-from service.audit.models import AuditCounter, AuditHead, AuditNode, AuditReference, AuditRow
+from service.audit.models import AuditCounter, AuditHead, AuditReference, AuditRow, AuditTile
 from service.audit.verify import Broken, Intact, verify_chain
 from service.auth.actor import SYSTEM
 from service.auth.tokens import Role
@@ -49,10 +49,10 @@ async def evidence(database: Database, tmp_path: Path) -> AsyncIterator[Evidence
     await started.journal.close()
 
 
-async def verdict(evidence: Evidence, kept: str | None = None) -> Intact | Broken:
-    head = None if kept is None else verify_head(kept, evidence.verifier)
+async def verdict(evidence: Evidence, *kept: str) -> Intact | Broken:
+    heads = [verify_head(each, evidence.verifier) for each in kept]
     async with evidence.database.readers() as session:
-        return await verify_chain(session, evidence.verifier, head)
+        return await verify_chain(session, evidence.verifier, heads)
 
 
 async def signed(evidence: Evidence) -> str:
@@ -91,7 +91,7 @@ async def _swap(session: AsyncSession) -> None:
     columns = [c.key for c in AuditRow.__table__.columns if c.key != "seq"]
     rows = {}
     for seq in (3, 4):
-        row = await session.get(AuditRow, seq)
+        row = await session.scalar(select(AuditRow).where(AuditRow.seq == seq))
         assert row is not None
         rows[seq] = {name: getattr(row, name) for name in columns}
     await session.execute(update(AuditRow).where(AuditRow.seq == 3).values(**rows[4]))
@@ -109,10 +109,10 @@ async def _cut_with_counter(session: AsyncSession) -> None:
 
     await _cut(session)
     rows = (await session.scalars(select(AuditRow).order_by(AuditRow.seq))).all()
-    peaks: tuple[bytes, ...] = ()
+    peaks: list[bytes] = []
     for row in rows:
-        peaks = merkle.append(row.seq, peaks, bytes.fromhex(row.hash)).peaks
-    await session.execute(delete(AuditNode))
+        peaks = merkle.extend(row.seq, peaks, [bytes.fromhex(row.hash)])
+    await session.execute(delete(AuditTile))
     await session.execute(
         update(AuditCounter).values(size=5, hash=rows[-1].hash, peaks=b"".join(peaks).hex())
     )
@@ -124,13 +124,13 @@ async def _rewrite(session: AsyncSession) -> None:
 
     rows = (await session.scalars(select(AuditRow).order_by(AuditRow.seq))).all()
     references = await store.references_of(session, [row.seq for row in rows])
-    prev, peaks = "", ()
+    prev, peaks = "", list[bytes]()
     for row in rows:
         if row.seq == 3:
             row.subject = "somebody else"
         row.prev = prev
         row.hash = prev = store.event_of(row, references[row.seq]).hash()
-        peaks = merkle.append(row.seq, peaks, bytes.fromhex(prev)).peaks  # type: ignore[assignment]
+        peaks = merkle.extend(row.seq, peaks, [bytes.fromhex(prev)])
     await session.execute(update(AuditCounter).values(hash=prev, peaks=b"".join(peaks).hex()))
 
 
@@ -143,7 +143,8 @@ async def _rewrite(session: AsyncSession) -> None:
         (_edit(occurred_at="2020-01-01T00:00:00.000000Z"), 3, "content"),
         (_edit(tenant=COMPONENT), 3, "content"),
         (_edit(details='{"number":4}'), 3, "content"),
-        (_edit(details="not json"), 3, "details"),
+        (_edit(details="not json"), 3, "content"),
+        (_edit(category="served"), 3, "category"),
         (_edit(hash="0" * 64), 3, "content"),
         (
             lambda session: session.execute(delete(AuditReference).where(AuditReference.seq == 3)),
@@ -162,6 +163,7 @@ async def _rewrite(session: AsyncSession) -> None:
         "tenant edited",
         "details edited",
         "details damaged",
+        "category edited",
         "hash edited",
         "reference taken away",
         "event deleted",
@@ -514,21 +516,23 @@ async def test_a_tenants_auditor_sees_that_tenants_events_and_no_others(
     assert (await service.nobody.ask("GET", "/v1/audit/events")).status_code == 401
 
 
-@pytest.mark.parametrize("order", ["asc", "desc"])
+@pytest.mark.parametrize("order", ["asc", "desc", "chain"])
 async def test_pages_hold_every_event_once_in_order(service: Service, order: str) -> None:
     await Accessed(service).build()
-    seqs: list[int] = []
+    found: list[tuple[str, int]] = []
     cursor: str | None = None
     while True:
         params = {"limit": 4, "order": order} | ({"cursor": cursor} if cursor else {})
         page = await service.operator.get("/v1/audit/events", **params)
-        seqs += [event["seq"] for event in page["items"]]
+        found += [(event["occurred_at"], event["seq"]) for event in page["items"]]
         cursor = page["next_cursor"]
         if cursor is None:
             break
     async with service.runtime.sessions() as session:
         count = await session.scalar(select(func.count()).select_from(AuditRow))
-    assert seqs == sorted(range(count or 0), reverse=order == "desc")
+    assert sorted(seq for _, seq in found) == list(range(count or 0))
+    by_place = (lambda place: place[1]) if order == "chain" else None
+    assert found == sorted(found, key=by_place, reverse=order == "desc")
 
 
 async def test_a_cursor_of_another_listing_is_refused(service: Service) -> None:

@@ -58,13 +58,17 @@ def naive_root(leaves: Sequence[bytes]) -> bytes:
     return node_hash(naive_root(leaves[:k]), naive_root(leaves[k:]))
 
 
-def grow(leaves: Sequence[bytes]) -> tuple[tuple[bytes, ...], dict[merkle.Node, bytes]]:
-    peaks: tuple[bytes, ...] = ()
-    nodes: dict[merkle.Node, bytes] = {}
+def grow(leaves: Sequence[bytes]) -> tuple[list[bytes], dict[merkle.Node, bytes]]:
+    """Peaks, and every complete subtree, made the slow way."""
+    peaks: list[bytes] = []
     for size, leaf in enumerate(leaves):
-        grown = merkle.append(size, peaks, leaf)
-        peaks = grown.peaks
-        nodes.update(grown.completed)
+        peaks = merkle.extend(size, peaks, [leaf])
+    nodes = {merkle.Node(0, index): leaf for index, leaf in enumerate(leaves)}
+    level, row = 0, list(leaves)
+    while len(row) > 1:
+        level += 1
+        row = [node_hash(row[at], row[at + 1]) for at in range(0, len(row) - 1, 2)]
+        nodes |= {merkle.Node(level, index): value for index, value in enumerate(row)}
     return peaks, nodes
 
 

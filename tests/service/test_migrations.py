@@ -10,7 +10,7 @@ from alembic.migration import MigrationContext
 from sqlalchemy import Connection, inspect, text
 
 from service.app import create_app
-from service.db.metadata import complete_metadata
+from service.db.metadata import complete_metadata, is_modelled
 from service.db.migrate import check_revision, downgrade_async, newest, upgrade, upgrade_async
 from service.db.session import Database, open_database
 from service.settings import ServiceSettings
@@ -19,7 +19,9 @@ from strongroom.errors import Misuse, Unavailable
 
 async def _differences(database: Database) -> list[Any]:
     def compare(connection: Connection) -> list[Any]:
-        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        context = MigrationContext.configure(
+            connection, opts={"compare_type": True, "include_name": is_modelled}
+        )
         return list(compare_metadata(context, complete_metadata()))
 
     async with database.engine.connect() as connection:
