@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import httpx
 import typer
 
-from cli import audit, tenant
+from cli import audit, backup, keys, tenant
 from cli.api import system_tls
 from cli.options import (
     DEFAULT_STATE,
@@ -35,6 +35,8 @@ app = typer.Typer(
 )
 app.add_typer(tenant.app, name="tenant")
 app.add_typer(audit.app, name="audit")
+app.add_typer(keys.app, name="keys")
+app.add_typer(backup.app, name="backup")
 
 Host = Annotated[str, typer.Option(help="Address to listen on.")]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")]

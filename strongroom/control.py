@@ -249,3 +249,4 @@ class Typ:
     AUDIT_HEAD = "strongroom-audit-head+jws"
     PROOF = "strongroom-proof+jws"
     KEY_CHANGE = "strongroom-key-change+jws"
+    BACKUP = "strongroom-backup+jws"

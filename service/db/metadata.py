@@ -18,6 +18,7 @@ ROOMS: Final = (
     "rules",
     "grants",
     "log",
+    "journal",
     "audit",
     "sidecars",
     "revocation",

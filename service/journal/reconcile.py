@@ -8,6 +8,9 @@
   named. Whether the database is the newest can't be told without it, so the service does not
   serve (`Corrupt`) unless `accept_lost_journal` says that it is; the journal is then written anew
   and an alarm says so. A log of one entry is no loss: the process died as it began.
+- A backup was restored (`service.backup`): besides, the journal has to reach at least to where the
+  backup was made, as it did then. One that does not is older than the backup, and what was
+  revoked since can't be told: the service does not serve. A new epoch begins in any case.
 - Neither is the beginning of the other, or an entry is damaged or not ours: `Corrupt`, and the
   service does not serve. Which of the two is right is for a person to say.
 """
@@ -17,13 +20,15 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from enum import StrEnum
 
+from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from policy.signing import Verifier
 from service.auth.actor import SYSTEM
-from service.changes import Changes
+from service.changes import Change, Changes
 from service.db.session import Database
 from service.journal.file import Journal
+from service.journal.models import Restoration
 from service.journal.replay import replay
 from service.log import chain
 from service.log import store as log_store
@@ -41,6 +46,8 @@ class Outcome(StrEnum):
     JOURNAL_COMPLETED = "journal_completed"
     JOURNAL_LOST = "journal_lost"
     DATABASE_REPLAYED = "database_replayed"
+    BACKUP_RESTORED = "backup_restored"
+    """And the journal had nothing beyond it."""
 
 
 async def reconcile(
@@ -66,6 +73,9 @@ async def reconcile(
             else:
                 missing.append(stored.jws)
         known = await log_store.find_head(session)
+        restored = (
+            await session.scalars(select(Restoration).where(Restoration.settled_at.is_(None)))
+        ).all()
     if missing and common < len(lines):
         raise Corrupt("journal and database differ", field="journal")
     lost = not lines and len(missing) > 1
@@ -76,13 +86,26 @@ async def reconcile(
             "the setting accept_lost_journal",
             field="accept_lost_journal",
         )
+    reaches = max((each.position for each in restored), default=0)
+    if len(lines) < reaches and not accept_lost_journal:
+        raise Corrupt(
+            f"the journal has {len(lines)} entries, and the restored backup was made when it had "
+            f"{reaches}: put the newest journal back; or, if it is lost and nothing was revoked "
+            "since, start once with the setting accept_lost_journal",
+            field="accept_lost_journal",
+        )
     replayed = _check(lines, common, missing, verifier)
     if missing:
         await journal.append(missing)
     await changes.journalled(len(lines) + len(missing))
     if replayed:
-        await _replay(changes, lines[common:], replayed)
+        await _replay(changes, lines[common:], replayed, restored)
         return Outcome.DATABASE_REPLAYED
+    if restored:
+        async with changes.begin(SYSTEM) as change:
+            await change.begin_epoch()
+            await _settle(change, restored, lost=len(lines) < reaches)
+        return Outcome.BACKUP_RESTORED
     if known is None:
         async with changes.begin(SYSTEM) as change:
             entry = await change.begin_epoch()
@@ -129,8 +152,32 @@ async def _rows(session: AsyncSession) -> AsyncIterator[log_store.Stored]:
             yield stored
 
 
-async def _replay(changes: Changes, lines: Sequence[str], entries: Sequence[LogEntry]) -> None:
+async def _replay(
+    changes: Changes,
+    lines: Sequence[str],
+    entries: Sequence[LogEntry],
+    restored: Sequence[Restoration],
+) -> None:
     async with changes.begin(SYSTEM) as change:
         for jws, entry in zip(lines, entries, strict=True):
             await log_store.append(change.session, entry, jws)
         await replay(change, entries)
+        await _settle(change, restored, lost=False)
+
+
+async def _settle(change: Change, restored: Sequence[Restoration], *, lost: bool) -> None:
+    """Restored backups are settled, on record for ever."""
+    for each in restored:
+        await change.session.execute(
+            update(Restoration)
+            .where(Restoration.id == each.id)
+            .values(settled_at=change.at)
+            .execution_options(synchronize_session=False)
+        )
+        await change.audit(
+            "backup.restored",
+            target=each.backup,
+            outcome="alarm",
+            reason="the journal was lost" if lost else "",
+            details={"made_at": each.made_at, "position": each.position},
+        )

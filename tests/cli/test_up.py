@@ -198,6 +198,39 @@ def test_audit_questions_answer(installation: Installation, question: tuple[str,
     installation.ask("audit", *question)
 
 
+def test_keys_are_rotated_and_their_use_is_told(installation: Installation) -> None:
+    tenant = installation.ask("tenant", "create", "keyed").splitlines()[-1]
+    done = json.loads(installation.ask("keys", "rotate", "--tenant", tenant, "--json"))
+    assert (done["state"], done["kek"], done["components_left"]) == ("done", tenant, 0)
+    assert done["components_total"] > 0
+    assert done["id"] in installation.ask("keys", "rotations", "--tenant", tenant)
+    asked = ("--purpose", "rotation", "--tenant", tenant)
+    use = json.loads(installation.ask("keys", "uses", *asked, "--json"))
+    assert (use["reference"], use["actor_kind"]) == (done["id"], "system")
+    assert json.loads(installation.ask("keys", "status", "--json"))["provider"] == "file_ring"
+    installation.ask("keys", "rotate", "--tenant", "f" * 32, code=4)
+    assert not list((installation.state / "service" / "keys").glob(f"kek-{tenant}-v1.key"))
+
+
+def test_a_backup_is_made_while_it_serves_and_verified(
+    installation: Installation, tmp_path: Path
+) -> None:
+    state = ("--state", str(installation.state / "service"))
+    out = tmp_path / "backup"
+    assert "backup in" in installation.run("backup", "create", "--out", str(out), *state)
+    assert installation.run("backup", "verify", str(out), *state).startswith("VALID")
+    keys = tmp_path / "keys.json"
+    operator = {"Authorization": f"Bearer {installation.token.read_text()}"}
+    keys.write_text(httpx.get(f"{installation.url}/v1/keys", headers=operator).text)
+    elsewhere = ("--state", str(tmp_path / "none"), "--keys", str(keys))
+    assert installation.run("backup", "verify", str(out), *elsewhere).startswith("VALID")
+    # The service runs: nothing is put over its database.
+    installation.run("backup", "restore", str(out), *state, code=5)
+    database = out / "database.db"
+    database.write_bytes(database.read_bytes()[:-4096])
+    installation.run("backup", "verify", str(out), *state, code=1)
+
+
 def test_a_second_up_on_the_same_state_is_refused_and_harms_nothing(
     installation: Installation,
 ) -> None:
