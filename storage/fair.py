@@ -27,8 +27,8 @@ import asyncio
 import heapq
 import itertools
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final
@@ -134,6 +134,18 @@ class Fair:
     def end(self) -> None:
         """A turn that was begun is over."""
         self._leave()
+
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        """Within a turn whose job waits for something else: its slot is another's meanwhile.
+
+        Afterwards it has it back without waiting, where need be beyond `slots`.
+        """
+        self._leave()
+        try:
+            yield
+        finally:
+            self._in_turn += 1
 
     @property
     def waiting(self) -> int:

@@ -96,14 +96,23 @@ class OffloadPipeline:
             offload.end(Failed(Cause.QUEUE_FULL))
         return offload
 
+    def admits(self, candidate: Candidate) -> bool:
+        """Whether such a block would be let in now."""
+        return self._offloads.admits(candidate)
+
     async def room(self, candidate: Candidate) -> bool:
         """Wait until such a block would be let in; false when it has to do without."""
         return await self.patience(lambda: self._offloads.admits(candidate))
 
     async def patience(self, ready: Callable[[], bool]) -> bool:
-        """Wait, with the pipeline in a hurry, for what its progress may bring; bounded."""
+        """Wait, with the pipeline in a hurry, for what its progress may bring; bounded.
+
+        A disk that has ended no write for as long as that is not waited for again, until it does.
+        """
         if ready():
             return True
+        if self._offloads.stands_still():
+            return False
         with self._hurry(), contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._settings.room_wait_s):
                 while len(self._offloads) and not self._closed:

@@ -6,6 +6,8 @@ Rules:
   is ever left behind, and the bounds count only what is alive (`verify` says so, in tests).
 - The fuller the rooms are, the higher the priority a block must have to be let in; at pressure
   1 none is. The same by the admission that was set: halved, documents stay out; at 0 all do.
+- Who waits for the policy, and who goes into the next batch, is in turns by tenant and weight
+  (`storage.fair_queue`): a flood's blocks stand before its own alone on their way to the disk.
 - What is open is dirty: that is the duplicate guard, and what eviction steps over.
 """
 
@@ -21,6 +23,7 @@ from typing import Final
 from storage.dirty import DirtyBlocks
 from storage.ending import Cancelled, Cause, Completed, Failed, Outcome
 from storage.fair import Weight, equal_weights
+from storage.fair_queue import FairQueue
 from storage.lifecycle import WeakReference
 from storage.stages import Batched, Candidate, Committed, Gathered, Offload, Queued
 from strongroom.clock import Clock
@@ -127,9 +130,9 @@ class Offloads:
         """`leave_guarantees` says whether the host tier's guarantees allow so many bytes of each
         tenant that can't be evicted.
         """
-        self.queued: dict[Offload, None] = {}
+        self.queued: FairQueue[Offload] = FairQueue(weight)
         self.judging: dict[Offload, None] = {}
-        self.gathered: dict[Offload, None] = {}
+        self.gathered: FairQueue[Offload] = FairQueue(weight)
         self.batches: dict[int, Batch] = {}
         """Closed, and not in a slot's hands yet."""
         self._committed: dict[Offload, None] = {}
@@ -143,6 +146,8 @@ class Offloads:
         self._held: dict[ComponentId, _Held] = {}
         """What each tenant has under way."""
         self._in_hand: dict[int, Batch] = {}
+        self._moved_ns = clock()
+        """When a write ended last, or the first one began."""
         self._bytes = 0
         self._gathered_bytes = 0
         self._admission = 1.0
@@ -194,14 +199,13 @@ class Offloads:
         held = self._held.setdefault(queued.candidate.tenant, _Held())
         held.blocks += 1
         held.nbytes += offload.nbytes
-        self.queued[offload] = None
+        self.queued.add(offload, queued.candidate.tenant, offload.nbytes)
         self._changed()
         return offload
 
     def next_to_judge(self) -> Offload:
-        """The oldest one that the policy has not been asked about."""
-        offload = next(iter(self.queued))
-        del self.queued[offload]
+        """The one whose tenant's turn it is, of those that the policy has not been asked about."""
+        offload = self.queued.take()
         self.judging[offload] = None
         return offload
 
@@ -209,7 +213,7 @@ class Offloads:
         """The policy wants it and the precondition is met."""
         del self.judging[offload]
         offload.stage = Gathered(offload.queued)
-        self.gathered[offload] = None
+        self.gathered.add(offload, offload.queued.candidate.tenant, offload.nbytes)
         self._gathered_bytes += offload.nbytes
         self._changed()
 
@@ -223,19 +227,19 @@ class Offloads:
 
     def age_left_s(self) -> float:
         """Until the oldest gathered block is due."""
-        first = next(iter(self.gathered))
-        return self._settings.batch_age_s - (self._clock() - first.queued.since_ns) / 1e9
+        since_ns = min(offload.queued.since_ns for offload in self.gathered.oldest())
+        return self._settings.batch_age_s - (self._clock() - since_ns) / 1e9
 
     def close_batch(self, trigger: Trigger) -> None:
-        """Make a batch of what was gathered first; one block at least."""
+        """Make a batch of what was gathered, in turns by tenant; one block at least."""
         batch = Batch(next(self._numbers))
         nbytes = 0
-        for offload in tuple(self.gathered):
-            nbytes += offload.nbytes
+        while self.gathered:
+            nbytes += self.gathered.first().nbytes
             full = len(batch.members) >= self._settings.batch_blocks_max
             if batch.members and (full or nbytes > self._settings.batch_bytes_max):
                 break
-            del self.gathered[offload]
+            offload = self.gathered.take()
             self._gathered_bytes -= offload.nbytes
             offload.stage = Batched(offload.queued, batch.number)
             batch.members[offload] = None
@@ -264,15 +268,17 @@ class Offloads:
         """It is pinned: from here on it completes or fails."""
         del batch.members[offload]
         offload.stage = Committed(offload.queued, batch.number)
+        if not self._committed:
+            self._moved_ns = self._clock()
         self._committed[offload] = None
 
     def _on_end(self, offload: Offload, outcome: Outcome) -> None:
         match offload.stage:
             case Queued():
-                self.queued.pop(offload, None)
+                self.queued.discard(offload)
                 self.judging.pop(offload, None)
             case Gathered():
-                del self.gathered[offload]
+                self.gathered.discard(offload)
                 self._gathered_bytes -= offload.nbytes
             case Batched(batch=number):
                 batch = self.batches.get(number) or self._in_hand[number]
@@ -281,6 +287,7 @@ class Offloads:
                     self.batches.pop(number, None)
             case Committed():
                 del self._committed[offload]
+                self._moved_ns = self._clock()
         del self._open[offload.queued.reference]
         self._dirty.remove(offload.address)
         self._bytes -= offload.nbytes
@@ -301,6 +308,11 @@ class Offloads:
         self._changed()
 
     # What is here
+
+    def stands_still(self) -> bool:
+        """Whether writes are under way, and none has ended for as long as a save would wait."""
+        waited_ns = self._clock() - self._moved_ns
+        return bool(self._committed) and waited_ns >= self._settings.room_wait_s * 1e9
 
     @property
     def pressure(self) -> float:

@@ -6,6 +6,7 @@ Rules:
 - Of several savers of one block, the first one stores it.
 - A block that NVMe refused, or had no room for, is offered to it again as its uses double: a
   disk that fails is not tried at every use.
+- Whoever waits for the disk holds nothing that another save needs (`Aside`).
 - Backpressure: a save waits, a bounded time, until the way to NVMe would take its block, and
   for host room where blocks on that way stand in it. After that the block is in host memory
   only, or there is no room and the engine is told so by `Overloaded`.
@@ -14,6 +15,7 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Final
 
@@ -44,6 +46,10 @@ _FREQUENCY_WIDTH: Final = 1 << 17
 
 InTurn = Callable[[], Awaitable[None]]
 """Awaited between sealing and publishing; raises to leave the block unpublished."""
+
+
+Aside = Callable[[], AbstractContextManager[None]]
+"""Entered while a save waits for the disk: whoever calls may let others go on meanwhile."""
 
 
 async def at_once() -> None:
@@ -80,6 +86,7 @@ class Saving:
         fence: Fence,
         retention: Retention,
         in_turn: InTurn,
+        aside: Aside = nullcontext,
     ) -> Saved:
         """Seal `staging` and make the block visible; then offer it to NVMe."""
         if len(staging) != context.plaintext_bytes:
@@ -96,7 +103,12 @@ class Saving:
         try:
             # Candidates are counted here: a lookup stops at the first miss and sees no others.
             uses = self._frequency.count(context.address.pack())
-            resident = await self._store(context, keys, staging, fence, retention, uses, in_turn)
+            nbytes = record_bytes(context.segment_bytes)
+            candidate = Candidate(context.address, context.tenant, nbytes, retention, uses)
+            reserved = await self._reserve(context, candidate, aside)
+            resident = await self._store(
+                context, keys, staging, fence, retention, reserved, in_turn
+            )
         except QuotaExceeded:
             self._quota_refusals += 1
             raise
@@ -131,16 +143,10 @@ class Saving:
         staging: memoryview,
         fence: Fence,
         retention: Retention,
-        uses: int,
+        reserved: Reserved,
         in_turn: InTurn,
     ) -> Resident:
         host = self._residency.host
-        if self._offload is not None:
-            nbytes = record_bytes(context.segment_bytes)
-            await self._offload.room(
-                Candidate(context.address, context.tenant, nbytes, retention, uses)
-            )
-        reserved = await self._reserve(context)
         try:
             header = await self._cipher.seal(context, keys, staging, host.buffer(reserved))
             await in_turn()
@@ -153,8 +159,11 @@ class Saving:
             retention,
         )
 
-    async def _reserve(self, context: BlockContext) -> Reserved:
-        """Host room; where blocks on their way to NVMe stand in it, wait for what they free."""
+    async def _reserve(self, context: BlockContext, candidate: Candidate, aside: Aside) -> Reserved:
+        """Host room, once the way to NVMe would take the block; where blocks on that way stand in
+        the room, wait for what they free.
+        """
+        await self._patience(lambda offload: offload.admits(candidate), aside)
         refused: Overloaded | None = None
         found: Reserved | None = None
 
@@ -169,9 +178,17 @@ class Saving:
                 return False
             return True
 
-        if not tried() and self._offload is not None:
-            await self._offload.patience(lambda: found is not None or tried())
+        if self._offload is None:
+            tried()
+        await self._patience(lambda _: found is not None or tried(), aside)
         if found is None:
             assert refused is not None
             raise refused
         return found
+
+    async def _patience(self, ready: Callable[[OffloadPipeline], bool], aside: Aside) -> None:
+        """Wait a bounded time until `ready`; without a way to NVMe there is nothing to wait for."""
+        offload = self._offload
+        if offload is not None and not ready(offload):
+            with aside():
+                await offload.patience(lambda: ready(offload))

@@ -30,7 +30,7 @@ from storage.opening import Loaded, Opening
 from storage.reclaim import Reclaim, Reclaimed
 from storage.residency import Residency
 from storage.retention import Retention
-from storage.saving import InTurn, Saved, Saving, at_once
+from storage.saving import Aside, InTurn, Saved, Saving, at_once
 from storage.tiers.protocol import TierName, TierStatistics
 from strongroom.blocks import BlockId
 from strongroom.clock import Clock, boot_ns
@@ -195,14 +195,16 @@ class BlockStore:
         fence: Fence,
         retention: Retention = _KEPT_AS_USUAL,
         in_turn: InTurn = at_once,
+        aside: Aside = contextlib.nullcontext,
     ) -> Saved:
         """Seal `staging` and make the block visible; then write it behind.
 
         `in_turn` is awaited between the two, so that a block can wait for its parent while its
-        own bytes are sealed already; what it raises is raised here. Raises `QuotaExceeded`,
+        own bytes are sealed already; what it raises is raised here. `aside()` is entered while
+        the save waits for the disk. Raises `QuotaExceeded`,
         `Overloaded` or `Fenced` too; whatever is raised, nothing was stored.
         """
-        return await self._saving.save(context, keys, staging, fence, retention, in_turn)
+        return await self._saving.save(context, keys, staging, fence, retention, in_turn, aside)
 
     def request_ended(self) -> None:
         """No more blocks of one request come: what was saved need not wait to be written."""

@@ -287,6 +287,7 @@ class SaveTransfer:
                 self._request.fence,
                 Retention.of(kind),
                 partial(self._in_turn, save, before),
+                self._in_flight.seals.lent,
             )
         return Stored(saved.bytes) if saved.stored else Present()
 

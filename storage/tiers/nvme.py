@@ -6,6 +6,8 @@
 - Records that are written or read together go in one system call where they are neighbours.
 - A dropped record's header is overwritten, so that a restart does not bring it back. If that
   write fails it may come back as a candidate, which its erased key keeps unreadable.
+- A tenant at its cap gives up its own blocks for new ones, in the order in which they would leave;
+  what can't be made room for that way is refused as `QuotaExceeded`, counted.
 - Over the day's write budget, below the free-space floor and with no region to be had, a write
   is refused as `Overloaded`, each counted for itself; what is there stays readable.
 - No fsync on the way: it is a cache. An orderly stop syncs once.
@@ -211,6 +213,7 @@ class NvmeTier:
                     retention = retentions[number] if retentions else Retention()
                     try:
                         self._check(header, len(record))
+                        self._make_room_in_quota(header, len(record))
                         if pending and not self._writer.fits(len(record)):
                             # What is emptied next must not be what this batch still fills.
                             await self._finish(pending, answers)
@@ -231,7 +234,21 @@ class NvmeTier:
             raise Overloaded("larger than a region", limit=self._payload_bytes)
         self._devices.check_floor()
         self._budget.check(header.context.tenant)
-        self._shares.check(header.context.tenant, nbytes)
+
+    def _make_room_in_quota(self, header: Header, nbytes: int) -> None:
+        """At its cap a tenant's own blocks make way, the least worth first. Of one that is above
+        a cap which was lowered, at most twice the record's size. Raises `QuotaExceeded`.
+        """
+        tenant = header.context.tenant
+        cap, before = self._shares.cap(tenant), self._shares.used_by(tenant)
+        if cap is not None and nbytes <= cap < before + nbytes:
+            keep = BlockAddress(header.context.parent, header.context.rank)
+            floor = max(cap - nbytes, before - 2 * nbytes)
+            for address in self._index.victims(tenant, keep=keep):
+                self._catalogue.evict(address)
+                if self._shares.used_by(tenant) <= floor:
+                    break
+        self._shares.check(tenant, nbytes, given_up=before - self._shares.used_by(tenant))
 
     async def _take(self, header: Header, nbytes: int, retention: Retention) -> Spot:
         """Charge the tenant and take room at the log's end, making it first."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,53 @@ async def test_transfers_that_one_tenant_holds_leave_the_others_their_part(tmp_p
                         gate.serve_one()
         assert ends.keys() == {0, 1, 2, 3, 5}
         assert all(isinstance(end, LoadDone) for end in ends.values())
+
+
+@pytest.mark.parametrize("lends", [True, False], ids=["lent", "held"])
+async def test_saves_that_wait_for_a_disk_hold_up_no_other_tenants(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, lends: bool
+) -> None:
+    """The flood's blocks wait for the way to NVMe, more of them than may be sealed at once."""
+    if not lends:
+        monkeypatch.setattr(Fair, "lent", lambda _: nullcontext())
+    async with harness(tmp_path) as world:
+        engine = await world.engine()
+        quiet = world.control.grant(world.control.tenant(), PROMPT)
+        flood = world.control.grant(world.tenant, list(range(5000, 5600)))
+        offload = world.sidecar.store._offload
+        assert offload is not None
+        disk, waiting, admits = asyncio.Event(), 0, offload.admits
+
+        async def patience(ready: Any) -> bool:
+            nonlocal waiting
+            waiting += 1
+            await disk.wait()
+            return True
+
+        monkeypatch.setattr(offload, "patience", patience)
+        monkeypatch.setattr(
+            offload, "admits", lambda one: one.tenant != world.tenant.id and admits(one)
+        )
+        token = world.token_path.with_name("engine-b.token")
+        token.touch(mode=0o600)
+        token.write_text("token-b")
+        second = await world.engine(engine="engine-b", token="token-b")
+        seals = world.sidecar.in_flight.seals
+        at_once = seals.statistics().slots
+        async with asyncio.TaskGroup() as tasks:
+            saving = tasks.create_task(engine.compute_and_save("f", flood))
+            await until(lambda: waiting >= (at_once + 2 if lends else at_once))
+            other = tasks.create_task(second.compute_and_save("q", quiet))
+            if lends:
+                async with asyncio.timeout(20):
+                    assert await other == BLOCKS
+                assert not saving.done()
+            else:
+                await until(lambda: seals.waiting > at_once)
+                assert not other.done(), "a test that cannot fail without it"
+            disk.set()
+        assert seals.statistics().in_turn == 0
+        assert saving.result() > at_once
 
 
 def test_who_comes_last_finds_a_part_and_who_is_alone_has_all() -> None:

@@ -17,7 +17,7 @@ from storage.fence import Fence
 from storage.opening import Loaded
 from storage.reclaim import Reclaimed
 from storage.retention import Retention
-from storage.saving import InTurn, Saved
+from storage.saving import Aside, InTurn, Saved
 from storage.store import BlockStore
 from strongroom.derivation import NamespaceKeys
 from strongroom.log import InvalidationKind
@@ -83,10 +83,11 @@ class Gated:
         fence: Fence,
         retention: Retention,
         in_turn: InTurn,
+        aside: Aside,
     ) -> Saved:
         if self.before_save is not None:
             await self.before_save()
-        return await self._store.save(context, keys, staging, fence, retention, in_turn)
+        return await self._store.save(context, keys, staging, fence, retention, in_turn, aside)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from sidecar.record.spool import SpoolSync
 from storage.block import BlockContext
 from storage.fence import Fence
 from storage.retention import BlockKind, Retention
-from storage.saving import InTurn, Saved
+from storage.saving import Aside, InTurn, Saved
 from storage.store import BlockStore
 from storage.tiers.protocol import TierName
 from strongroom.derivation import NamespaceKeys
@@ -58,6 +58,7 @@ class Watched:
         fence: Fence,
         retention: Retention,
         in_turn: InTurn,
+        aside: Aside,
     ) -> Saved:
         self.contexts.append(context)
         self.retentions.append(retention)
@@ -67,7 +68,7 @@ class Watched:
             gate = self._gates.get(context.position)
             if gate is not None:
                 await gate.wait()
-            return await self._store.save(context, keys, staging, fence, retention, in_turn)
+            return await self._store.save(context, keys, staging, fence, retention, in_turn, aside)
         finally:
             self.inside -= 1
 

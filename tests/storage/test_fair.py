@@ -37,6 +37,40 @@ def tenant(number: int) -> ComponentId:
 A, B, C = tenant(1), tenant(2), tenant(3)
 
 
+async def test_a_turn_that_is_lent_lets_another_in_and_comes_back_without_waiting() -> None:
+    fair = Fair("test", 1, waiting_max=9)
+    order: list[str] = []
+    room, end = asyncio.Event(), asyncio.Event()
+
+    async def waits_for_room() -> None:
+        async with fair.turn(A, MIB):
+            order.append("a")
+            with fair.lent():
+                await room.wait()
+            order.append("a again")
+
+    async def holds_its_turn() -> None:
+        async with fair.turn(B, MIB):
+            order.append("b")
+            await end.wait()
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(waits_for_room())
+        for _ in range(2):
+            group.create_task(holds_its_turn())
+        for _ in range(9):
+            await asyncio.sleep(0)
+        assert order == ["a", "b"], "the one slot was lent to one other"
+        room.set()
+        for _ in range(9):
+            await asyncio.sleep(0)
+        assert order == ["a", "b", "a again"]
+        assert (fair.in_turn, fair.waiting) == (1, 1)
+        end.set()
+    assert order == ["a", "b", "a again", "b"]
+    assert (fair.in_turn, fair.waiting) == (0, 0)
+
+
 class Jobs:
     """Jobs that hold their turn until they are told to end; `order` is who was let in."""
 

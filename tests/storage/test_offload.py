@@ -430,6 +430,31 @@ async def test_a_save_waits_for_the_queue_and_then_does_without(folder: Path) ->
         assert await it.pipeline.room(candidate)
 
 
+async def test_a_disk_that_stands_still_is_not_waited_for_twice(folder: Path) -> None:
+    async with rig(folder, queue_max=1, room_wait_s=20.0) as it:
+        it.disk.hold()
+        await it.offer(context(1))
+        candidate = Candidate(context(2).address, component(1), 10, Retention(), 1)
+        async with asyncio.TaskGroup() as tasks:
+            first = tasks.create_task(it.pipeline.room(candidate))
+            await it.disk.held_write()
+            await it.turns()
+            assert not first.done(), "the disk has only just been asked"
+            it.clock.advance_s(20)
+            async with asyncio.timeout(10):
+                assert not await it.pipeline.room(candidate)
+            it.disk.let_go()
+            assert await first, "it moves again, and whoever waited goes on"
+        await it.verify_at_rest()
+        it.disk.hold()
+        await it.offer(context(3))
+        async with asyncio.TaskGroup() as tasks:
+            second = tasks.create_task(it.pipeline.room(candidate))
+            await it.disk.held_write()
+            it.disk.let_go()
+            assert await second, "a disk that moves is waited for"
+
+
 async def test_waiting_for_room_hurries_the_batch_that_is_filling(folder: Path) -> None:
     async with rig(folder, queue_max=1, room_wait_s=20.0) as it:
         await it.offer(context(1))

@@ -396,8 +396,13 @@ async def test_shares_and_caps_change_while_the_store_runs(tmp_path: Path) -> No
         await store.flush()
         assert in_host(store, range(1, 9)) == 8
         assert store.tenant_use(TierName.NVME)[FLOOD] == (4 * RECORD, 4 * RECORD)
+        before = store.quota_refused(TierName.NVME).get(FLOOD, 0)
+        store.set_quota(FLOOD, TierName.NVME, RECORD - 1)
+        await fill(store, 2, 2000, 1)
+        await store.flush()
+        assert store.tenant_use(TierName.NVME)[FLOOD] == (4 * RECORD, RECORD - 1)
         refused = store.quota_refused(TierName.NVME)
-        assert refused[FLOOD] > 0
+        assert refused[FLOOD] == before + 1
         assert QUIET not in refused
     async with open_store(store_settings()) as store:
         with pytest.raises(Misuse):
