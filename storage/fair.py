@@ -131,6 +131,14 @@ class Fair:
         """Enter a turn that `end` ends: for whoever ends it elsewhere than where it began."""
         await self._enter(tenant, max(nbytes, COST_BYTES_MIN))
 
+    def begin_now(self, tenant: ComponentId, nbytes: int) -> bool:
+        """`begin` where that does not wait; false, with nothing begun, where it would."""
+        if self._in_turn >= self._slots or self._waiting:
+            return False
+        flow = self._flow(tenant)
+        self._let_in(tenant, flow, max(self._virtual, flow.finish), max(nbytes, COST_BYTES_MIN))
+        return True
+
     def end(self) -> None:
         """A turn that was begun is over."""
         self._leave()
@@ -171,10 +179,9 @@ class Fair:
         )
 
     async def _enter(self, tenant: ComponentId, cost: int) -> None:
-        flow = self._flow(tenant)
-        if self._in_turn < self._slots and not self._waiting:
-            self._let_in(tenant, flow, max(self._virtual, flow.finish), cost)
+        if self.begin_now(tenant, cost):
             return
+        flow = self._flow(tenant)
         if self._waiting >= self._waiting_max:
             self._push_out(tenant, flow)
         waiter = _Waiter(cost, asyncio.get_running_loop().create_future())

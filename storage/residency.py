@@ -54,10 +54,11 @@ class Residency:
         the slowest tier that their shards are read from. Without a rank nothing is resident.
         """
         suffixes = [pack_rank(rank) for rank in ranks]
+        host = TierName.HOST
 
         def locate(blocks: Sequence[BlockId]) -> Sequence[TierName]:
-            if suffixes and all(self._all_in_host(blocks, suffix) for suffix in suffixes):
-                return [TierName.HOST] * len(blocks)
+            if self._all_in_host(blocks, suffixes):
+                return [host] * len(blocks)
             tiers: list[TierName] = []
             for block in blocks:
                 tier = self._slowest(block, suffixes)
@@ -68,9 +69,12 @@ class Residency:
 
         return locate
 
-    def _all_in_host(self, blocks: Sequence[BlockId], suffix: bytes) -> bool:
-        namespaces = self.host.namespaces_of_all([block + suffix for block in blocks])
-        return namespaces is not None and self.retired.isdisjoint(namespaces)
+    def _all_in_host(self, blocks: Sequence[BlockId], suffixes: Sequence[bytes]) -> bool:
+        for suffix in suffixes:
+            namespaces = self.host.namespaces_of_all([block + suffix for block in blocks])
+            if namespaces is None or not self.retired.isdisjoint(namespaces):
+                return False
+        return bool(suffixes)
 
     def _slowest(self, block: BlockId, suffixes: Sequence[bytes]) -> TierName | None:
         slowest = None

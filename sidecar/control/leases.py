@@ -141,13 +141,13 @@ class KeyLeases:
         Raises `Refused` or `Unavailable`; keys that are there already stay usable, and while
         all of them are there a renewal that fails is no error, unless the log ended the grant.
         """
-        if not self._lacking(grant):
+        if not self.lacking(grant):
             return
         flight = self._flights.setdefault(grant.jti, _Flight())
         flight.waiting += 1
         try:
             async with flight.lock:
-                if self._lacking(grant):
+                if self.lacking(grant):
                     await self._lease(token, grant)
         except (Unavailable, Refused):
             # The keys are only due for renewal: they may still serve until their own end, as
@@ -198,7 +198,8 @@ class KeyLeases:
             )
         self._trim_at = max(TRIMMED_FROM, 2 * len(self._components))
 
-    def _lacking(self, grant: GrantClaims) -> bool:
+    def lacking(self, grant: GrantClaims) -> bool:
+        """Whether a key of `grant` is not here, or is due for renewal."""
         now = self._clocks.boot()
         return any(
             not self._ring.holds(span.namespace) or self._refresh_ns.get(span.namespace, 0) <= now

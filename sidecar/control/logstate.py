@@ -153,16 +153,17 @@ class LogState:
 
     async def reach(self, epoch: str, seq: int, timeout_s: float) -> bool:
         """Wait until (epoch, seq) is applied; False at the deadline or when broken."""
-        if self._is_behind(epoch, seq):
+        if self.is_behind(epoch, seq):
             try:
                 async with asyncio.timeout(timeout_s):
-                    while self._is_behind(epoch, seq):
+                    while self.is_behind(epoch, seq):
                         await self._moved.wait()
             except TimeoutError:
                 return False
         return self.usable
 
-    def _is_behind(self, epoch: str, seq: int) -> bool:
+    def is_behind(self, epoch: str, seq: int) -> bool:
+        """Whether (epoch, seq) may still come; not once the log is broken."""
         head = self.head
         return not self.broken and (head is None or head.epoch != epoch or head.seq < seq)
 

@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 from ddsketch import LogCollapsingLowestDenseDDSketch
 
 from storage.tiers.protocol import TierName
@@ -52,8 +53,7 @@ class CostSettings:
     engines_max: int = 256
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
+class Known(msgspec.Struct, frozen=True):
     """A figure. `stale` when it is what was known before everything observed had faded."""
 
     value: float

@@ -5,8 +5,11 @@ Rules:
   closed; nothing outside of it is harmed.
 - Every queue is bounded. An engine that does not read what it is sent loses its connection.
 - When a connection ends, its transfers end with it, and then its staging is zeroed.
-- Nothing is in the way of a frame: it is received where it is decoded, and sent by whoever says
-  it, as long as the socket takes it. What it does not take is queued.
+- Nothing is in the way of a frame: it is received where it is decoded, handled in the step in
+  which its last byte came, and sent by whoever says it, as long as the socket takes it. What it
+  does not take is queued. Each turn of the loop in between would be a time at which restores may
+  take the interpreter.
+- One frame a step: those behind it wait for the reader's turn, so that others get theirs.
 """
 
 from __future__ import annotations
@@ -27,7 +30,9 @@ _log = logging.getLogger(__name__)
 _GOODBYE_S: Final = 0.5
 _DISCARDS_MAX: Final = 64
 
-Handler = Callable[[EngineFrame], Awaitable[None]]
+Later = Callable[[], Awaitable[None]]
+Handler = Callable[[EngineFrame], Later | None]
+"""What handling a frame has to wait for is handed back; no frame is handled before it has ended."""
 
 
 class ConnectionClosed(Exception):
@@ -51,6 +56,11 @@ class Connection:
         self._loop = asyncio.get_running_loop()
         self._incoming = Incoming()
         self._reading = False
+        self._handle: Handler | None = None
+        self._idle = False
+        """The reader waits, with nothing to do: what arrives is handled as it does."""
+        self._left: Later | Exception | None = None
+        """What came of a frame that was handled so, for the reader to go on with."""
         self._arrived = asyncio.Event()
         """Something was received, or nothing more will be."""
         self._queue_max = queue_max
@@ -85,10 +95,11 @@ class Connection:
 
     async def serve(self, handle: Handler) -> None:
         """Until the peer is gone, `close` was called, or a frame broke the protocol."""
+        self._handle = handle
         try:
             self._listen()
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._read(handle), name="read")
+                tasks.create_task(self._read(), name="read")
                 tasks.create_task(self._until_closed(), name="close")
         except* ConnectionClosed:
             pass
@@ -98,27 +109,63 @@ class Connection:
 
     # In
 
-    async def _read(self, handle: Handler) -> None:
+    @property
+    def has_more(self) -> bool:
+        """Whether more than the frame that is being handled has been received."""
+        return self._incoming.holds
+
+    async def _read(self) -> None:
         while True:
             try:
-                frame = await self._frame()
-                if isinstance(frame, Ping):
-                    self.send(Pong(frame.number))
-                else:
-                    await handle(frame)
+                later = await self._next()
+                if later is not None:
+                    await later()
             except StrongroomError as error:
                 self.close(error)
                 return
-            self.frames_in += 1
 
-    async def _frame(self) -> EngineFrame:
-        while (body := self._incoming.take()) is None:
-            if self._gone:
-                raise ConnectionClosed
-            self._arrived.clear()
-            self._listen()
+    async def _next(self) -> Later | None:
+        """Handle one frame, or wait until those that come have left something to do."""
+        if (body := self._incoming.take()) is not None:
+            return self._handled(body)
+        if self._gone:
+            raise ConnectionClosed
+        self._arrived.clear()
+        self._listen()
+        self._idle = True
+        try:
             await self._arrived.wait()
-        return decode_engine_frame(body)
+        finally:
+            self._idle = False
+        left, self._left = self._left, None
+        if isinstance(left, Exception):
+            raise left
+        return left
+
+    def _handled(self, body: memoryview) -> Later | None:
+        assert self._handle is not None
+        frame = decode_engine_frame(body)
+        if isinstance(frame, Ping):
+            self.send(Pong(frame.number))
+            later = None
+        else:
+            later = self._handle(frame)
+        self.frames_in += 1
+        return later
+
+    def _handle_at_once(self) -> None:
+        if self._closing.is_set():
+            return
+        try:
+            body = self._incoming.take()
+            if body is None:
+                return
+            self._left = self._handled(body)
+        except Exception as error:  # noqa: BLE001 - it is raised in the reader
+            self._left = error
+        if self._left is not None or self._incoming.holds:
+            self._idle = False
+            self._arrived.set()
 
     def _listen(self) -> None:
         if not self._reading and not self._gone:
@@ -145,7 +192,10 @@ class Connection:
             self._lose()
             return
         self._incoming.received(count)
-        self._arrived.set()
+        if self._idle:
+            self._handle_at_once()
+        else:
+            self._arrived.set()
 
     # Out
 

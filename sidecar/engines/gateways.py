@@ -90,7 +90,7 @@ class GatewaySession:
         finally:
             self._hints.close()
 
-    async def _handle(self, frame: EngineFrame) -> None:
+    def _handle(self, frame: EngineFrame) -> None:
         match frame:
             case Hint():
                 self._hints.take(frame, self._tasks)

@@ -82,6 +82,10 @@ class PerTenant:
         self._limits: dict[ComponentId | None, asyncio.Semaphore] = {}
         self._users: Counter[ComponentId | None] = Counter()
 
+    def is_free(self, tenant: ComponentId | None) -> bool:
+        """Whether one more of `tenant` would not wait."""
+        return self._users[tenant] < self._at_once
+
     @asynccontextmanager
     async def one(self, tenant: ComponentId | None) -> AsyncIterator[None]:
         """One job of `tenant`; entering waits for its turn."""

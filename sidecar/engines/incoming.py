@@ -25,7 +25,14 @@ class Incoming:
 
     def room(self) -> memoryview:
         """Where the next bytes go; empty while whole frames are waiting to be taken."""
+        if not self.holds:
+            self._begin_anew()
         return self._bytes[self._last :]
+
+    @property
+    def holds(self) -> bool:
+        """Whether something that was received has not been taken."""
+        return self._last > self._first
 
     def received(self, nbytes: int) -> None:
         """So many bytes were put into `room()`."""

@@ -83,6 +83,15 @@ class Steps:
         # Whoever was let in goes on before this runs.
         asyncio.get_running_loop().call_soon(self._turns.end)
 
+    def begin_now(self, tenant: ComponentId | None, prompt_bytes: int) -> bool:
+        """Whether the verdict may begin in this very turn of the loop: none has begun in it, and
+        nobody waits.
+        """
+        if not self._turns.begin_now(tenant or _NOBODY, _VERDICT_BYTES + prompt_bytes):
+            return False
+        asyncio.get_running_loop().call_soon(self._turns.end)
+        return True
+
     def statistics(self) -> FairStatistics:
         """A frozen snapshot."""
         return self._turns.statistics()

@@ -16,12 +16,12 @@ from functools import partial
 from typing import Final
 
 from sidecar.clocks import NS
-from sidecar.engines.connection import Connection, SessionOver, end_session
+from sidecar.engines.connection import Connection, Later, SessionOver, end_session
 from sidecar.engines.hello import Greeting
 from sidecar.engines.hints import HintDesk, Hints, addresses_of
 from sidecar.engines.holdings import Holdings, PerTenant
 from sidecar.engines.opens import Names, Opens, Steps
-from sidecar.lookup.judge import EngineFacts, Judge
+from sidecar.lookup.judge import EngineFacts, Judge, Judging
 from sidecar.lookup.request import Cancelled, Denied, Judged, Opened, Request, Requests
 from sidecar.record.reasons import Reason
 from sidecar.revocation.invalidation import LiveRequest, LiveRequests
@@ -250,10 +250,10 @@ class SchedulerSession:
             return
         self.connection.send(Lease(deadline_ns))
 
-    async def _handle(self, frame: EngineFrame) -> None:
+    def _handle(self, frame: EngineFrame) -> Later | None:
         match frame:
             case Open():
-                await self._open(frame)
+                return self._open(frame)
             case Cancel(name):
                 request = self.joined.requests.get(name)
                 if request is not None:
@@ -272,8 +272,9 @@ class SchedulerSession:
                 self._hints.drop(name)
             case _:
                 raise ProtocolViolation("not a scheduler's frame", field="frame")
+        return None
 
-    async def _open(self, frame: Open) -> None:
+    def _open(self, frame: Open) -> Later | None:
         if not 0 < len(frame.request) <= REQUEST_ID_CHARS_MAX:
             raise ProtocolViolation(
                 "a request id is empty or too long", field="request", limit=REQUEST_ID_CHARS_MAX
@@ -286,26 +287,54 @@ class SchedulerSession:
         )
         if not frame.request.isprintable():
             # It goes into records that people read; no engine has a reason for such a name.
-            await self._refuse(frame, "", Reason.PROTOCOL)
-            return
+            return partial(self._refuse, frame, "", Reason.PROTOCOL)
         opens, tenant = self.joined.opens, self._bench.names.tenant(frame.grant)
         if not opens.take(tenant, len(frame.tokens)):
-            await self._refuse(frame, frame.request, Reason.BACKPRESSURE)
-            return
-        request = self.joined.requests.open(frame.request, self._now())
-        opens.keep(request, tenant, len(frame.tokens))
-        greeting = self.joined.greeting
-        self._bench.depot.watch.journal.request_started(
-            greeting.engine, request.name, greeting.digests.model, len(frame.tokens) // TOKEN_BYTES
-        )
-        self._tasks.create_task(self._judge(request, frame, tenant), name="judge")
-        self._in_a_row += 1
-        if self._in_a_row >= FRAMES_IN_A_ROW:
-            self._in_a_row = 0
-            await asyncio.sleep(0)
-
-    async def _judge(self, request: Request, frame: Open, tenant: ComponentId | None) -> None:
+            return partial(self._refuse, frame, frame.request, Reason.BACKPRESSURE)
         began_ns = self._now()
+        request = self.joined.requests.open(frame.request, began_ns)
+        opens.keep(request, tenant, len(frame.tokens))
+        if opens.judging.is_free(tenant) and self._bench.steps.begin_now(tenant, len(frame.tokens)):
+            self._judge_now(request, frame, tenant, began_ns)
+        else:
+            self._tell_started(request, frame)
+            self._tasks.create_task(self._judge(request, frame, tenant, began_ns), name="judge")
+        self._in_a_row += 1
+        if self._in_a_row < FRAMES_IN_A_ROW:
+            return None
+        self._in_a_row = 0
+        return partial(asyncio.sleep, 0)
+
+    def _judge_now(
+        self, request: Request, frame: Open, tenant: ComponentId | None, began_ns: int
+    ) -> None:
+        """The verdict in this very step, or a task where it has to wait for something."""
+        facts = self.joined.facts()
+        begun = self._bench.judge.begin(request, frame, facts)
+        if isinstance(begun, Judging):
+            self._tell_started(request, frame)
+            self._tasks.create_task(
+                self._judge_on(begun, request, facts, tenant, began_ns), name="judge"
+            )
+            return
+        self._answer(begun, request, facts, began_ns, frame)
+
+    async def _judge_on(
+        self,
+        begun: Judging,
+        request: Request,
+        facts: EngineFacts,
+        tenant: ComponentId | None,
+        began_ns: int,
+    ) -> None:
+        async with self.joined.opens.judging.one(tenant):
+            verdict = await begun.verdict()
+        if self.joined.requests.get(request.name) is request:
+            self._answer(verdict, request, facts, began_ns)
+
+    async def _judge(
+        self, request: Request, frame: Open, tenant: ComponentId | None, began_ns: int
+    ) -> None:
         async with self.joined.opens.judging.one(tenant):
             await self._bench.steps.begin(tenant, len(frame.tokens))
             facts = self.joined.facts()
@@ -314,8 +343,22 @@ class SchedulerSession:
                 verdict = Denied(Reason.CANCELLED)  # nobody waits for it any more
             else:
                 verdict = await self._bench.judge.judge(request, frame, facts)
-        if self.joined.requests.get(request.name) is not request:
-            return  # replaced by a newer request of the same name
+        # Else it was replaced by a newer request of the same name.
+        if self.joined.requests.get(request.name) is request:
+            self._answer(verdict, request, facts, began_ns)
+
+    def _answer(
+        self,
+        verdict: Judged | Denied,
+        request: Request,
+        facts: EngineFacts,
+        began_ns: int,
+        untold: Open | None = None,
+    ) -> None:
+        """Send the verdict; what is told and begun because of it comes after that.
+
+        `untold`: the request was judged at once, and nobody was told yet that it has come.
+        """
         if isinstance(verdict, Denied):
             request.deny(self._now())
             self._bench.depot.appraiser.dropped(self.joined.greeting.engine, request.name)
@@ -326,25 +369,33 @@ class SchedulerSession:
             case _:
                 answer = Verdict(request.name, False, 0, False)
         self.connection.send(answer)
+        weighed, request.weighed = request.weighed, None
+        if weighed is not None and answer.allowed:
+            self._bench.depot.appraiser.count(facts.engine, request.name, weighed)
+        if untold is not None:
+            self._tell_started(request, untold)
+        watch, seconds = self._bench.depot.watch, (self._now() - began_ns) / NS
         if answer.allowed:
-            self._bench.depot.watch.judged(
-                self.joined.greeting.engine,
+            watch.judged(
+                facts.engine,
                 request.name,
                 request.tenant or "",
                 Reason.NONE if isinstance(verdict, Denied) else verdict.missed,
                 tokens=answer.tokens,
-                seconds=(self._now() - began_ns) / NS,
+                seconds=seconds,
             )
         elif isinstance(verdict, Denied):
-            self._bench.depot.watch.journal.denied(
-                self.joined.greeting.engine,
-                request.name,
-                request.tenant or "",
-                verdict.reason,
-                (self._now() - began_ns) / NS,
+            watch.journal.denied(
+                facts.engine, request.name, request.tenant or "", verdict.reason, seconds
             )
         if isinstance(request.state, Judged):
             self._prefetch(request, request.state, facts)
+
+    def _tell_started(self, request: Request, frame: Open) -> None:
+        greeting = self.joined.greeting
+        self._bench.depot.watch.journal.request_started(
+            greeting.engine, request.name, greeting.digests.model, len(frame.tokens) // TOKEN_BYTES
+        )
 
     def _prefetch(self, request: Request, judged: Judged, facts: EngineFacts) -> None:
         """Bring nearer what the engine has not asked for yet. The verdict is on its way."""
@@ -425,7 +476,7 @@ class WorkerSession:
             if self.joined.workers.get(rank) is self:
                 del self.joined.workers[rank]
 
-    async def _handle(self, frame: EngineFrame) -> None:
+    def _handle(self, frame: EngineFrame) -> None:
         match frame:
             case Load():
                 self._start_load(frame)

@@ -117,18 +117,19 @@ class Chain:
             run = self._run_of_span(span)
             begun = first
             while begun < stop:
-                starts = range(begun, min(begun + batch * size, stop), size)
-                ends = [*starts[1:], min(starts[-1] + size, stop)]
-                ids = run(parent, starts, ends[-1])
-                parent = ids[-1]
+                end = min(begun + batch * size, stop)
+                starts = range(begun, end, size)
+                ids = run(parent, starts, end)
                 tiers = locate(ids)
                 here = len(tiers)
-                found.add(ids[:here], ends[:here], span, tiers)
                 if here < len(ids):
-                    missed = Extent(starts[here], ends[here], span)
+                    found.add(ids[:here], starts[1 : here + 1], span, tiers)
+                    missed = Extent(starts[here], min(starts[here] + size, end), span)
                     self._shorter(missed, found.last, locate, found)
                     return
-                begun = ends[-1]
+                found.add(ids, (*starts[1:], end), span, tiers)
+                parent = ids[-1]
+                begun = end
                 batch *= 2
 
     def _shorter(self, missed: Extent, parent: BlockId, locate: Locate, found: _Found) -> None:

@@ -7,14 +7,20 @@ Rules (DESIGN sections 3 and 6):
   client could have forged; then log position and life; then lease; then keys.
 - Nothing beyond the granted spans is looked up, hit or saved.
 - The access record is in the spool before a positive verdict, and log, lease and life are
-  checked once more after that `await`: between the last check and the verdict nothing waits.
+  checked once more after that: between the last check and the verdict nothing waits.
+- A verdict seldom has to wait: for the log, a key lease or the spool. One flow serves both, as a
+  generator that yields what it waits for: `begin` goes on to the first wait, and without one the
+  verdict is there within the step in which the question came.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hmac
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from sidecar.clocks import Clocks
@@ -35,7 +41,7 @@ from storage.store import BlockStore
 from storage.tiers.protocol import TierName
 from strongroom.blocks import TOKEN_BYTES, Grid, prompt_digest
 from strongroom.derivation import salt_digest
-from strongroom.errors import Missing, Refused, Unavailable
+from strongroom.errors import Missing, Refused, StrongroomError, Unavailable
 from strongroom.grant import GrantClaims, Operation
 from strongroom.kvformat import Layout
 from strongroom.limits import (
@@ -71,6 +77,35 @@ class _No:
     """Raised nowhere: the reason for a negative verdict, as a value."""
 
     reason: Reason
+
+
+_Wait = Callable[[], Awaitable[object]]
+_Steps = Generator[_Wait, None, Judged | Denied]
+
+
+class Judging:
+    """A verdict that waits for something."""
+
+    def __init__(self, steps: _Steps, wait: _Wait) -> None:
+        self._steps = steps
+        self._wait = wait
+
+    async def verdict(self) -> Judged | Denied:
+        """To be awaited once."""
+        wait = self._wait
+        try:
+            while True:
+                try:
+                    await wait()
+                except StrongroomError as error:
+                    wait = self._steps.throw(error)
+                else:
+                    wait = next(self._steps)
+        except StopIteration as ended:
+            verdict: Judged | Denied = ended.value
+            return verdict
+        finally:
+            self._steps.close()
 
 
 class Judge:
@@ -111,25 +146,45 @@ class Judge:
 
         `kind` is what a positive verdict is put on record as.
         """
-        verdict = await self._judge(request, opened, facts, kind)
-        if isinstance(verdict, _No):
-            await self._audit.note(
-                "denied",
-                "refused",
-                verdict.reason,
-                engine=facts.engine,
-                request=request.name,
-                grant=request.grant,
-            )
-            denied = Denied(verdict.reason)
+        begun = self.begin(request, opened, facts, kind=kind)
+        return await begun.verdict() if isinstance(begun, Judging) else begun
+
+    def begin(
+        self, request: Request, opened: Open, facts: EngineFacts, *, kind: Kind = "lookup"
+    ) -> Judged | Denied | Judging:
+        """`judge` as far as it goes without waiting: `request` is settled unless it must wait."""
+        steps = self._settle(request, opened, facts, kind)
+        try:
+            wait = next(steps)
+        except StopIteration as ended:
+            verdict: Judged | Denied = ended.value
+            return verdict
+        return Judging(steps, wait)
+
+    def _settle(self, request: Request, opened: Open, facts: EngineFacts, kind: Kind) -> _Steps:
+        found = yield from self._judge(request, opened, facts, kind)
+        if isinstance(found, _No):
+            # It gives nothing to anybody, so a failure to write it changes nothing.
+            with suppress(Unavailable):
+                written = self._audit.put(
+                    "denied",
+                    "refused",
+                    found.reason,
+                    engine=facts.engine,
+                    request=request.name,
+                    grant=request.grant,
+                )
+                if written is not None:
+                    yield partial(_until, written)
+            denied = Denied(found.reason)
             request.settle(denied)
             return denied
-        request.settle(verdict)
-        return verdict
+        request.settle(found)
+        return found
 
-    async def _judge(
+    def _judge(
         self, request: Request, opened: Open, facts: EngineFacts, kind: Kind
-    ) -> Judged | _No:
+    ) -> Generator[_Wait, None, Judged | _No]:
         grant = self._verified(opened)
         if isinstance(grant, _No):
             return grant
@@ -137,21 +192,27 @@ class Judge:
         refusal = self._fits(grant, opened, facts)
         if refusal is not None:
             return refusal
-        if not await self._log.reach(grant.epoch, grant.seq, self._catch_up_s):
+        if self._log.is_behind(grant.epoch, grant.seq):
+            yield partial(self._log.reach, grant.epoch, grant.seq, self._catch_up_s)
+        if self._log.is_behind(grant.epoch, grant.seq) or not self._log.usable:
             return _No(Reason.LEASE)
         refusal = self._alive(request, grant)
         if refusal is not None:
             return refusal
-        try:
-            await self._leases.ensure(opened.grant, grant)
-        except Refused:
-            return _No(Reason.REVOKED)
-        except Unavailable:
-            return _No(Reason.LEASE)
-        refusal = self._alive(request, grant) or self._salted(grant, opened)
+        if self._leases.lacking(grant):
+            try:
+                yield partial(self._leases.ensure, opened.grant, grant)
+            except Refused:
+                return _No(Reason.REVOKED)
+            except Unavailable:
+                return _No(Reason.LEASE)
+            refusal = self._alive(request, grant)
+            if refusal is not None:
+                return refusal
+        refusal = self._salted(grant, opened)
         if refusal is not None:
             return refusal
-        return await self._look_up(request, grant, opened, facts, kind)
+        return (yield from self._look_up(request, grant, opened, facts, kind))
 
     def _verified(self, opened: Open) -> GrantClaims | _No:
         tokens = len(opened.tokens)
@@ -208,14 +269,14 @@ class Judge:
             return _No(Reason.IDENTITY)
         return None
 
-    async def _look_up(
+    def _look_up(
         self,
         request: Request,
         grant: GrantClaims,
         opened: Open,
         facts: EngineFacts,
         kind: Kind,
-    ) -> Judged | _No:
+    ) -> Generator[_Wait, None, Judged | _No]:
         stance = self._stance(facts.engine, grant.tenant)
         if stance.refuses:
             return _No(Reason.BREAKER)
@@ -239,7 +300,7 @@ class Judge:
         judged = Judged(grant, prompt, hit, may_save, missed)
         tier = hit.tier
         try:
-            await self._audit.record(
+            written = self._audit.put(
                 kind,
                 "hit" if hit else "miss",
                 missed,
@@ -251,6 +312,8 @@ class Judge:
                 tokens=judged.hit_tokens,
                 tier="" if tier is None else tier.value,
             )
+            if written is not None:
+                yield partial(_until, written)
         except Unavailable:
             return _No(Reason.AUDIT)
         return self._alive(request, grant) or judged
@@ -268,6 +331,10 @@ class Judge:
             start = end
         decision = self._appraiser.choose(facts.engine, request.name, Offer(tokens, tuple(stored)))
         return hit.front(decision.tokens)
+
+
+async def _until(written: asyncio.Future[None]) -> None:
+    await written
 
 
 def pieces(hit: Hit) -> Iterator[tuple[int, TierName]]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Sequence
-from typing import Literal
+from contextlib import suppress
+from typing import Literal, Required, TypedDict, Unpack
 
 from sidecar.clocks import Clocks
 from sidecar.control.logstate import LogState
@@ -19,6 +21,20 @@ Kind = Literal["lookup", "hint", "load", "save", "denied", "fenced", "corrupt", 
 Outcome = Literal["hit", "miss", "refused", "stored", "failed"]
 
 
+class Access(TypedDict, total=False):
+    """What an event says beside its kind, outcome and reason."""
+
+    engine: Required[str]
+    request: Required[str]
+    grant: Required[GrantClaims | None]
+    tenant: str
+    """Whose it is where no grant says it."""
+    namespaces: Sequence[NamespaceId]
+    tokens: int
+    tier: str
+    nbytes: int
+
+
 class Audit:
     """Writes events into the spool, and counts them by kind, outcome and reason."""
 
@@ -29,27 +45,20 @@ class Audit:
         self.counts: Counter[tuple[str, str, str]] = Counter()
 
     async def record(
-        self,
-        kind: Kind,
-        outcome: Outcome,
-        reason: Reason,
-        *,
-        engine: str,
-        request: str,
-        grant: GrantClaims | None,
-        tenant: str = "",
-        namespaces: Sequence[NamespaceId] = (),
-        tokens: int = 0,
-        tier: str = "",
-        nbytes: int = 0,
+        self, kind: Kind, outcome: Outcome, reason: Reason, **access: Unpack[Access]
     ) -> None:
-        """On record when this returns; raises `Unavailable` when it cannot be.
+        """On record when this returns; raises `Unavailable` when it cannot be."""
+        written = self.put(kind, outcome, reason, **access)
+        if written is not None:
+            await written
 
-        `tenant` is whose it is where no grant says it.
-        """
+    def put(
+        self, kind: Kind, outcome: Outcome, reason: Reason, **access: Unpack[Access]
+    ) -> asyncio.Future[None] | None:
+        """`record` without waiting: None when it is on record, else what to wait for."""
         self.counts[kind, outcome, reason] += 1
-        head = self._log.head
-        await self._spool.record(
+        head, grant = self._log.head, access["grant"]
+        return self._spool.put(
             SpoolEvent(
                 count=0,
                 prev="",
@@ -57,51 +66,25 @@ class Audit:
                 kind=kind,
                 outcome=outcome,
                 reason=reason.value,
-                tenant=tenant if grant is None else grant.tenant,
+                tenant=access.get("tenant", "") if grant is None else grant.tenant,
                 subject="" if grant is None else grant.sub,
-                request=request,
+                request=access["request"],
                 grant="" if grant is None else grant.jti,
-                namespaces=list(dict.fromkeys(namespaces)),
-                tokens=tokens,
-                tier=tier,
-                bytes=nbytes,
+                namespaces=list(dict.fromkeys(access.get("namespaces", ()))),
+                tokens=access.get("tokens", 0),
+                tier=access.get("tier", ""),
+                bytes=access.get("nbytes", 0),
                 epoch="" if head is None else head.epoch,
                 seq=0 if head is None else head.seq,
-                engine=engine,
+                engine=access["engine"],
             )
         )
 
     async def note(
-        self,
-        kind: Kind,
-        outcome: Outcome,
-        reason: Reason,
-        *,
-        engine: str,
-        request: str,
-        grant: GrantClaims | None,
-        tenant: str = "",
-        namespaces: Sequence[NamespaceId] = (),
-        tokens: int = 0,
-        tier: str = "",
-        nbytes: int = 0,
+        self, kind: Kind, outcome: Outcome, reason: Reason, **access: Unpack[Access]
     ) -> None:
         """Record something that gives nothing to anybody: a failure to write it changes nothing
         for the engine, and the spool has counted and announced it.
         """
-        try:
-            await self.record(
-                kind,
-                outcome,
-                reason,
-                engine=engine,
-                request=request,
-                grant=grant,
-                tenant=tenant,
-                namespaces=namespaces,
-                tokens=tokens,
-                tier=tier,
-                nbytes=nbytes,
-            )
-        except Unavailable:
-            return
+        with suppress(Unavailable):
+            await self.record(kind, outcome, reason, **access)

@@ -159,18 +159,24 @@ class Spool:
 
     async def record(self, event: SpoolEvent) -> None:
         """Write `event` (its count and prev are filled in here), or raise `Unavailable`."""
+        written = self.put(event)
+        if written is not None:
+            await written
+
+    def put(self, event: SpoolEvent) -> asyncio.Future[None] | None:
+        """`record` without waiting: None when the event is written, else what to wait for."""
         if self.size_bytes >= self._settings.bytes_max:
             self._blocked = True
             raise Unavailable("the audit spool is full")
         if self._may_write_at_once():
             self._write_at_once(event)
-            return
+            return None
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         try:
             self._queue.put_nowait((event, written))
         except asyncio.QueueFull as error:
             raise Unavailable("the audit spool cannot keep up") from error
-        await written
+        return written
 
     def _may_write_at_once(self) -> bool:
         return (

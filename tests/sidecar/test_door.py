@@ -383,7 +383,7 @@ async def test_what_is_queued_for_an_engine_is_bounded() -> None:
         await connection.serve(unexpected)
 
 
-async def unexpected(frame: object) -> None:
+def unexpected(frame: object) -> None:
     raise AssertionError(frame)
 
 
