@@ -13,9 +13,9 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,9 +32,11 @@ TOKENS_PER_BLOCK: Final = 256
 SMALL_PAGE_BYTES: Final = 512
 LARGE_PAGE_BYTES: Final = 64 * 1024
 """Of the engine that restores: blocks of 2 MiB."""
-LOADED_PAUSE_S: Final = 0.002
-"""Between two lookups under load: without it they themselves would take the cores from what is
-restored, and it would no longer be both cores that restore."""
+PAUSE_S: Final = 0.002
+"""Between two lookups in the row that has one, about as an engine's steps lie apart. Without it the
+lookups themselves take half of a core, and the bounded row is without it."""
+FRESH: Final = 200
+"""Grants that are minted for the row in which none was seen before."""
 LOADED_TOKENS: Final = 32 * TOKENS_PER_BLOCK
 US: Final = 1e6
 
@@ -110,17 +112,24 @@ class Party:
 
     def sample(self, count: int, pause_s: float = 0.0) -> list[float]:
         """Microseconds of so many lookups, each that long after the one before."""
-        prompt = self.prompt()
+        return self._sample([self.prompt()] * count, pause_s)
+
+    def sample_fresh(self, count: int) -> list[float]:
+        """The same, each with a grant that the sidecar has not seen."""
+        return self._sample([self.prompt() for _ in range(count)])
+
+    def _sample(self, prompts: Sequence[Prompt], pause_s: float = 0.0) -> list[float]:
         samples = []
         gc.collect()
         gc.disable()  # our own side's collector is not what is measured
         try:
-            for number in range(count):
+            for number, prompt in enumerate(prompts):
                 seconds, verdict = self.scheduler.look_up(f"r{number}", prompt)
                 if verdict.tokens != TOKENS:
                     raise AssertionError(f"a hit of {verdict.tokens} tokens, not {TOKENS}")
                 samples.append(seconds * US)
-                time.sleep(pause_s)
+                if pause_s:
+                    time.sleep(pause_s)
         finally:
             gc.enable()
         return samples
@@ -160,11 +169,7 @@ def restorer(talk: Talk, folder: Path, scale: Scale) -> Iterator[Talk]:
 def measure(bench: Bench) -> list[Row]:
     """Every row of the suite."""
     scale = bench.scale
-    idle: list[list[float]] = []
-    few: list[list[float]] = []
-    loaded: list[list[float]] = []
-    floors: list[float] = []
-    speeds: list[float] = []
+    seen = _Seen()
     with bench.folder("lookup") as folder, ExitStack() as stack:
         bench.say(f"lookup: making {scale.records} resident blocks")
         talks = [
@@ -178,40 +183,59 @@ def measure(bench: Bench) -> list[Row]:
         many_party.sample(10)
         few_party.sample(10)
         for _ in bench.rounds("lookup"):
-            floors.append(many_party.floor())
-            idle.append(many_party.sample(scale.lookups))
-            few.append(few_party.sample(scale.lookups))
-            load.ask("go")
-            loaded.append(many_party.sample(scale.lookups, LOADED_PAUSE_S))
-            done = load.ask("pause")
-            speeds.append(done["bytes"] / done["seconds"] / 1e9)
-    return _rows(idle, few, loaded, floors, f"{resident} blocks resident", speeds)
+            seen.floors.append(many_party.floor())
+            seen.idle.append(many_party.sample(scale.lookups))
+            seen.fresh.append(many_party.sample_fresh(min(scale.lookups, FRESH)))
+            seen.few.append(few_party.sample(scale.lookups))
+            for pause_s, samples, speeds in (
+                (0.0, seen.loaded, seen.speeds),
+                (PAUSE_S, seen.paused, seen.speeds_paused),
+            ):
+                load.ask("go")
+                samples.append(many_party.sample(scale.lookups, pause_s))
+                done = load.ask("pause")
+                speeds.append(done["bytes"] / done["seconds"] / 1e9)
+    return _rows(seen, f"{resident} blocks resident")
 
 
-def _rows(
-    idle: list[list[float]],
-    few: list[list[float]],
-    loaded: list[list[float]],
-    floors: list[float],
-    resident: str,
-    speeds: list[float],
-) -> list[Row]:
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """Of each round: microseconds of every lookup, and GB/s that were restored meanwhile."""
+
+    floors: list[float] = field(default_factory=list)
+    idle: list[list[float]] = field(default_factory=list)
+    fresh: list[list[float]] = field(default_factory=list)
+    few: list[list[float]] = field(default_factory=list)
+    loaded: list[list[float]] = field(default_factory=list)
+    paused: list[list[float]] = field(default_factory=list)
+    speeds: list[float] = field(default_factory=list)
+    speeds_paused: list[float] = field(default_factory=list)
+
+
+def _rows(seen: _Seen, resident: str) -> list[Row]:
     def at(rounds: list[list[float]], share: float) -> list[tuple[float, float]]:
         values = [percentile(samples, share) for samples in rounds]
-        return list(zip(values, floors, strict=True))
+        return list(zip(values, seen.floors, strict=True))
+
+    def under(speeds: list[float], pause: str) -> str:
+        return f"{pause}, restoring {statistics.median(speeds):.1f} GB/s meanwhile, {resident}"
 
     floor = "reference: one empty round trip and one hash over the same bytes"
-    under = f"restoring {statistics.median(speeds):.1f} GB/s meanwhile, {resident}"
+    without = under(seen.speeds, "one after another")
+    with_pause = under(seen.speeds_paused, f"{PAUSE_S * 1000:.0f} ms between two")
     scaling = [
         (percentile(ours, 0.5), percentile(reference, 0.5))
-        for ours, reference in zip(idle, few, strict=True)
+        for ours, reference in zip(seen.idle, seen.few, strict=True)
     ]
-    worst = [(max(samples), floor) for samples, floor in zip(loaded, floors, strict=True)]
+    worst = [(max(samples), floor) for samples, floor in zip(seen.loaded, seen.floors, strict=True)]
+    fresh = f"each with a grant that was not seen before; {resident}"
     return [
-        absolute("lookup_32k_tokens_us_p50", "us", at(idle, 0.5), f"{resident}; {floor}"),
-        absolute("lookup_32k_tokens_us_p99", "us", at(idle, 0.99), resident),
-        absolute("lookup_32k_tokens_us_p50_loaded", "us", at(loaded, 0.5), under),
-        absolute("lookup_32k_tokens_us_p99_loaded", "us", at(loaded, 0.99), under),
+        absolute("lookup_32k_tokens_us_p50", "us", at(seen.idle, 0.5), f"{resident}; {floor}"),
+        absolute("lookup_32k_tokens_us_p99", "us", at(seen.idle, 0.99), resident),
+        absolute("lookup_32k_tokens_us_p50_fresh_grant", "us", at(seen.fresh, 0.5), fresh),
+        absolute("lookup_32k_tokens_us_p50_loaded", "us", at(seen.loaded, 0.5), without),
+        absolute("lookup_32k_tokens_us_p99_loaded", "us", at(seen.loaded, 0.99), without),
+        absolute("lookup_32k_tokens_us_p99_loaded_paused", "us", at(seen.paused, 0.99), with_pause),
         folded(
             "lookup_32k_tokens_us_max_loaded",
             "us",
@@ -229,8 +253,10 @@ SUITE = Suite(
     rows=(
         "lookup_32k_tokens_us_p50",
         "lookup_32k_tokens_us_p99",
+        "lookup_32k_tokens_us_p50_fresh_grant",
         "lookup_32k_tokens_us_p50_loaded",
         "lookup_32k_tokens_us_p99_loaded",
+        "lookup_32k_tokens_us_p99_loaded_paused",
         "lookup_32k_tokens_us_max_loaded",
         "scaling",
     ),

@@ -89,6 +89,11 @@ class Cipher:
         return header
 
     @property
+    def busy(self) -> bool:
+        """Whether a thread works, or soon will: they take the interpreter between segments."""
+        return self._workers.depth > 0
+
+    @property
     def turns(self) -> FairStatistics:
         """Who waits for a turn on the threads."""
         return self._turns.statistics()

@@ -141,6 +141,11 @@ class BlockStore:
         """For many blocks in a row, within one step: see `Residency.locator`."""
         return self._residency.locator(ranks)
 
+    @property
+    def crypto_busy(self) -> bool:
+        """Whether something is being sealed or opened now."""
+        return self._cipher.busy
+
     def waiting_on_nvme(self, address: BlockAddress) -> Resident | None:
         """The block's metadata, where NVMe alone has it; touches nothing."""
         return self._residency.waiting_on_nvme(address)

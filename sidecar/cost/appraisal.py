@@ -66,6 +66,16 @@ class AppraisalStatistics:
     restoring_bytes: Mapping[TierName, int]
 
 
+@dataclass(frozen=True, slots=True)
+class Weighed:
+    """A decision, and what it was taken on."""
+
+    offer: Offer
+    prices: Prices | None
+    """None where there was nothing to decide."""
+    decision: Decision
+
+
 @dataclass(slots=True)
 class _Probes:
     """When a tier may be probed again: each probe that changed nothing doubles the pause."""
@@ -91,15 +101,28 @@ class Appraiser:
 
     def choose(self, engine: str, request: str, offer: Offer) -> Decision:
         """Decide, and count what follows from it as outstanding."""
+        weighed = self.weigh(engine, offer)
+        self.count(engine, request, weighed)
+        return weighed.decision
+
+    def weigh(self, engine: str, offer: Offer) -> Weighed:
+        """Decide; nothing is outstanding because of it until it is counted."""
         lean = self._leans.get(engine, Lean.RESTORE)
         prices = self.prices(engine, offer) if offer.hit else None
         if prices is None:
             decision: Decision = Recompute(Why.NOTHING)
         elif self._settings.enabled:
             decision = decide(offer, prices, lean, self._settings.decision)
-            self._learn(offer, decision, prices)
         else:
             decision = Restore(offer.hit[-1].end, Why.OFF)
+        return Weighed(offer, prices, decision)
+
+    def count(self, engine: str, request: str, weighed: Weighed) -> None:
+        """The verdict was given: learn from it, and count what follows as outstanding."""
+        offer, prices, decision = weighed.offer, weighed.prices, weighed.decision
+        if prices is not None and self._settings.enabled:
+            self._learn(offer, decision, prices)
+        lean = self._leans.get(engine, Lean.RESTORE)
         self._leans[engine] = lean_after(decision, offer, lean, self._settings.decision)
         self._leans.move_to_end(engine)
         if len(self._leans) > self._settings.engines_max:
@@ -112,7 +135,6 @@ class Appraiser:
             if block.end <= decision.tokens:
                 restores[block.tier] = restores.get(block.tier, 0) + block.nbytes
         self.backlog.promise(engine, request, restores, offer.prompt_tokens - decision.tokens)
-        return decision
 
     def observe_report(self, engine: str, report: Report) -> None:
         """The engine's scheduler has reported."""

@@ -110,6 +110,11 @@ class Breakers:
         """The heaviest in force for anybody: `none`, `engine_only` or `refuse`."""
         return max(self._in_force.values(), key=_weight, default=Action.NONE)
 
+    @property
+    def calm(self) -> bool:
+        """Nothing is in force for anybody."""
+        return not self._in_force
+
     def action_for(self, engine: str, tenant: str = "") -> Action:
         """What is in force for a request of `tenant` on `engine`."""
         if not self._in_force:

@@ -218,6 +218,11 @@ class Pressure:
         """What is in force now."""
         return self._effects
 
+    @property
+    def calm(self) -> bool:
+        """No engine stands on its ladder."""
+        return not any(standing.rung for standing in self._engines.values())
+
     def action(self, engine: str) -> Action:
         """The step for one engine."""
         return _ENGINE_ACTIONS[self._engines.get(engine, Standing()).rung]

@@ -23,7 +23,7 @@ from sidecar.degrade.latency import Latency, LatencyStatistics
 from sidecar.degrade.pressure import Effects, Gauge, Pressure, Readings
 from sidecar.degrade.reports import Reported, Reports
 from sidecar.degrade.sentry import Sentry
-from sidecar.degrade.stance import Action, Stance
+from sidecar.degrade.stance import UNRESTRICTED, Action, Stance
 from sidecar.record.events import EventKind, Events
 from sidecar.record.journal import Journal
 from sidecar.record.reasons import Reason
@@ -200,6 +200,8 @@ class Watch:
 
     def stance(self, engine: str, tenant: str = "") -> Stance:
         """For the judge, prefetches and transfers: of one engine, for one tenant."""
+        if self.breakers.calm and self.pressure.calm:
+            return UNRESTRICTED
         ours, theirs = self.breakers.action_for(engine, tenant), self.pressure.action(engine)
         return Stance.of(max(ours, theirs, key=_weight), self.settings.limit_tokens)
 

@@ -9,7 +9,8 @@ Rules:
   which its last byte came, and sent by whoever says it, as long as the socket takes it. What it
   does not take is queued. Each turn of the loop in between would be a time at which restores may
   take the interpreter.
-- One frame a step: those behind it wait for the reader's turn, so that others get theirs.
+- What was received is handled until something has to wait, or a handler gives way to others: the
+  rest is the reader's, in its turn.
 """
 
 from __future__ import annotations
@@ -157,13 +158,11 @@ class Connection:
         if self._closing.is_set():
             return
         try:
-            body = self._incoming.take()
-            if body is None:
-                return
-            self._left = self._handled(body)
+            while self._left is None and (body := self._incoming.take()) is not None:
+                self._left = self._handled(body)
         except Exception as error:  # noqa: BLE001 - it is raised in the reader
             self._left = error
-        if self._left is not None or self._incoming.holds:
+        if self._left is not None:
             self._idle = False
             self._arrived.set()
 

@@ -103,6 +103,8 @@ class SessionSet:
     scheduler: SchedulerSession | None = None
     workers: dict[int, WorkerSession] = field(default_factory=dict)
     format_digest: bytes = field(init=False)
+    _facts: EngineFacts | None = None
+    """As long as the same workers are here."""
     members: int = 0
     """Connections that have joined and not left, those still being welcomed included."""
 
@@ -121,14 +123,17 @@ class SessionSet:
         """For the judge: what was measured, and the ranks that can take part."""
         greeting = self.greeting
         whole = len(self.workers) == greeting.ranks
-        return EngineFacts(
-            engine=greeting.engine,
-            digests=greeting.digests,
-            format_digest=self.format_digest,
-            grid=greeting.grid,
-            ranks=tuple(sorted(self.workers)) if whole else (),
-            layout=greeting.layout,
-        )
+        ranks = tuple(sorted(self.workers)) if whole else ()
+        if self._facts is None or self._facts.ranks != ranks:
+            self._facts = EngineFacts(
+                engine=greeting.engine,
+                digests=greeting.digests,
+                format_digest=self.format_digest,
+                grid=greeting.grid,
+                ranks=ranks,
+                layout=greeting.layout,
+            )
+        return self._facts
 
     def live(self) -> Iterable[LiveRequest]:
         """For an invalidation."""

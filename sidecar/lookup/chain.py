@@ -36,6 +36,7 @@ KeySource = Callable[[NamespaceId], NamespaceKeys | None]
 Locate = Callable[[Sequence[BlockId]], Sequence[TierName]]
 """The slowest tier in which the ranks have a block, of those blocks in front that all have."""
 _FIRST_BATCH: Final = 8
+_LONGER: Final = 4
 _NOTHING: Final = Hit()
 
 
@@ -107,7 +108,9 @@ class Chain:
         )
 
     def _walk(self, locate: Locate, found: _Found) -> None:
-        """Batch by batch, twice as long each time: a miss leaves little that was hashed in vain."""
+        """Batch by batch, each longer than all before: what a miss leaves that was hashed in vain
+        is in proportion to what was found.
+        """
         size = self._grid.tokens_per_block
         batch = _FIRST_BATCH
         parent = ROOT_PARENT
@@ -130,7 +133,7 @@ class Chain:
                 found.add(ids, (*starts[1:], end), span, tiers)
                 parent = ids[-1]
                 begun = end
-                batch *= 2
+                batch *= _LONGER
 
     def _shorter(self, missed: Extent, parent: BlockId, locate: Locate, found: _Found) -> None:
         """The longest shorter block that stands where this one missed, if there is any."""

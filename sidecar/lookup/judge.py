@@ -244,7 +244,8 @@ class Judge:
             return _No(Reason.IDENTITY)
         if len(opened.tokens) != grant.prompt_tokens * TOKEN_BYTES:
             return _No(Reason.PROMPT)
-        if not hmac.compare_digest(prompt_digest(opened.tokens).hex(), grant.prompt_digest):
+        digest = prompt_digest(opened.tokens, in_pieces=self._store.crypto_busy)
+        if not hmac.compare_digest(digest.hex(), grant.prompt_digest):
             return _No(Reason.PROMPT)
         if not hmac.compare_digest(salt_digest(opened.salt), grant.salt_digest):
             return _No(Reason.IDENTITY)
@@ -329,8 +330,8 @@ class Judge:
         for end, tier in pieces(hit):
             stored.append(Stored(end, tier, (end - start) // page_tokens * page_bytes))
             start = end
-        decision = self._appraiser.choose(facts.engine, request.name, Offer(tokens, tuple(stored)))
-        return hit.front(decision.tokens)
+        request.weighed = self._appraiser.weigh(facts.engine, Offer(tokens, tuple(stored)))
+        return hit.front(request.weighed.decision.tokens)
 
 
 async def _until(written: asyncio.Future[None]) -> None:

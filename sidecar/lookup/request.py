@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from sidecar.cost.appraisal import Weighed
 from sidecar.record.reasons import Reason
 from storage.fence import Fence
 from storage.tiers.protocol import TierName
@@ -189,6 +190,8 @@ class Request:
         self.transfers: set[Transfer] = set()
         self.grant: GrantClaims | None = None
         self.prefetch: Stoppable | None = None
+        self.weighed: Weighed | None = None
+        """What was decided about bringing its hit, until that is counted."""
         self.ended_ns = 0
         self._is_over = False
         self._held.open_count += 1

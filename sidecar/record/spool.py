@@ -6,9 +6,10 @@ Rules (DESIGN section 10):
   is also synced before `record` returns, or within a second, is a setting.
 - Where it is synced later, an event that finds nothing in its way is written by the caller
   itself: a line into the page cache costs less than the way to another thread. When the disk
-  makes such a write wait, others go by the thread for a while, so that the loop stands still
-  once at most. Syncs, and whatever changes the file, run on the spool's thread, and while the
-  file changes nobody else writes.
+  makes two such writes in a row wait, others go by the thread for a while, so that the loop
+  stands still twice at most. One alone says nothing: a write lets go of the interpreter, and
+  threads that decrypt may keep it for as long as a slow disk. Syncs, and whatever changes the
+  file, run on the spool's thread, and while the file changes nobody else writes.
 - Events are counted from `FIRST_COUNT` without a gap and hash-chained: `prev` is the SHA-256 of
   the canonical JSON of the event before, `genesis(spool)` for the first.
 - The spool is a row of segment files, `<first count>.jsonl`. The first line of each says which
@@ -125,6 +126,8 @@ class Spool:
         """A sync runs, which a write beside it does not disturb."""
         self._clock = time.monotonic
         self._by_thread_until_s = 0.0
+        self._slow_writes = 0
+        """In a row."""
         self._lost = False
         """The last segment holds what nobody knows: nothing is written there any more."""
         self._blocked = False
@@ -201,7 +204,8 @@ class Spool:
             self._failed(error)
             raise Unavailable("the audit spool cannot be written") from error
         self.next_count, self._prev = self.next_count + 1, chained
-        if ended_s - began_s > _SLOW_S:
+        self._slow_writes = self._slow_writes + 1 if ended_s - began_s > _SLOW_S else 0
+        if self._slow_writes > 1:
             self._by_thread_until_s = ended_s + _BY_THREAD_S
         self._blocked = False
         self.news.set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import itertools
 import os
 import resource
 import signal
@@ -134,7 +135,7 @@ async def test_a_record_does_not_wait_for_another_thread_nor_for_a_sync(
     assert events[1].prev == event_hash(events[0])
 
 
-async def test_after_a_write_that_the_disk_made_wait_others_go_by_the_thread_for_a_while(
+async def test_after_two_writes_that_the_disk_made_wait_others_go_by_the_thread_for_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, now_s = os.write, [100.0]
@@ -147,20 +148,43 @@ async def test_after_a_write_that_the_disk_made_wait_others_go_by_the_thread_for
         monkeypatch.setattr(spool, "_clock", lambda: now_s[0])
         with monkeypatch.context() as patched:
             patched.setattr("os.write", slow)
-            await spool.record(event("slow"))
+            # One alone may have waited for the interpreter.
+            for name in ("slow", "slow too"):
+                recording = spool.record(event(name))
+                with pytest.raises(StopIteration):
+                    recording.send(None)
         recording = spool.record(event("by the thread"))
         written_by_thread = recording.send(None)
         assert written_by_thread is not None
-        assert [each.request for each in written(tmp_path / "s")] == ["slow"]
+        assert [each.request for each in written(tmp_path / "s")] == ["slow", "slow too"]
         recording.close()
         now_s[0] += 1.0
-        while spool.next_count < FIRST_COUNT + 2:
+        while spool.next_count < FIRST_COUNT + 3:
             await asyncio.sleep(0)
         recording = spool.record(event("at once again"))
         with pytest.raises(StopIteration):
             recording.send(None)
     requests = [each.request for each in written(tmp_path / "s")]
-    assert requests == ["slow", "by the thread", "at once again"]
+    assert requests == ["slow", "slow too", "by the thread", "at once again"]
+
+
+async def test_a_slow_write_between_quick_ones_sends_nobody_to_the_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s, waits_s = [100.0], itertools.cycle([0.006, 0.0])
+    real = os.write
+
+    def sometimes_slow(descriptor: int, line: bytes) -> int:
+        now_s[0] += next(waits_s)
+        return real(descriptor, line)
+
+    async with Spool.opened(tmp_path / "s", SETTINGS) as spool:
+        monkeypatch.setattr(spool, "_clock", lambda: now_s[0])
+        monkeypatch.setattr("os.write", sometimes_slow)
+        for number in range(6):
+            recording = spool.record(event(str(number)))
+            with pytest.raises(StopIteration):
+                recording.send(None)
 
 
 async def test_synced_before_serving_a_record_waits_for_its_sync(
