@@ -16,12 +16,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sidecar.compose import running
-from sidecar.engines.connection import Connection
+from sidecar.engines.connection import Connection, Later
+from strongroom.blocks import pack_tokens
 from strongroom.errors import Conflict, Misuse
 from strongroom.limits import FRAME_BYTES_MAX
+from strongroom.spool import FIRST_COUNT
 from strongroom.wire.frames import (
     Cancel,
     Copied,
+    EngineFrame,
     Failure,
     Filled,
     Finish,
@@ -33,6 +36,8 @@ from strongroom.wire.frames import (
     Pong,
     Save,
     Slots,
+    Unhint,
+    Verdict,
 )
 from strongroom.wire.framing import PREFIX_BYTES, body_length, decode_sidecar_frame, encode_frame
 from tests.sidecar.conftest import PROMPT, Stored
@@ -381,6 +386,113 @@ async def test_what_is_queued_for_an_engine_is_bounded() -> None:
         assert connection.failure.code == "overloaded"
         theirs.close()
         await connection.serve(unexpected)
+
+
+async def test_a_frame_is_handled_in_the_step_in_which_it_arrives_and_waits_for_nothing_else() -> (
+    None
+):
+    """Each turn of the loop in between is a time at which restores may take the interpreter."""
+    ours, theirs = socket.socketpair()
+    tasks: list[object] = []
+    arrived = asyncio.Event()
+
+    def handle(frame: EngineFrame) -> None:
+        tasks.append(asyncio.current_task())
+        if len(tasks) == 3:
+            connection.close()
+        arrived.set()
+
+    with ours, theirs:
+        ours.setblocking(False)
+        connection = Connection(ours, queue_max=8, send_timeout_s=60)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(connection.serve(handle))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # the reader has found nothing, and waits
+            theirs.sendall(encode_frame(Unhint("whole"))[:7])
+            await asyncio.sleep(0)
+            theirs.sendall(encode_frame(Unhint("whole"))[7:] + encode_frame(Unhint("behind")))
+            await arrived.wait()
+            assert tasks == [None, None], "both were handled by the socket's own callback"
+            theirs.sendall(encode_frame(Unhint("later")))
+    assert tasks == [None] * 3
+    assert connection.frames_in == 3
+
+
+async def test_no_frame_is_handled_while_the_one_before_it_waits() -> None:
+    ours, theirs = socket.socketpair()
+    handled: list[str] = []
+    waits, go_on = asyncio.Event(), asyncio.Event()
+
+    def handle(frame: EngineFrame) -> Later | None:
+        assert isinstance(frame, Unhint)
+        handled.append(frame.hint)
+        if frame.hint == "last":
+            connection.close()
+        return wait if frame.hint == "waits" else None
+
+    async def wait() -> None:
+        waits.set()
+        await go_on.wait()
+        handled.append("waited")
+
+    with ours, theirs:
+        ours.setblocking(False)
+        connection = Connection(ours, queue_max=8, send_timeout_s=60)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(connection.serve(handle))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            theirs.sendall(encode_frame(Unhint("waits")) + encode_frame(Unhint("behind")))
+            await waits.wait()
+            theirs.sendall(encode_frame(Unhint("last")))
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert handled == ["waits"]
+            go_on.set()
+    assert handled == ["waits", "waited", "behind", "last"]
+
+
+async def test_a_fault_in_a_handler_ends_its_connection_and_says_so() -> None:
+    """Also where the handler is called by the socket's callback, which has nobody to raise to."""
+    ours, theirs = socket.socketpair()
+
+    def handle(frame: EngineFrame) -> None:
+        raise ZeroDivisionError
+
+    with ours, theirs:
+        ours.setblocking(False)
+        connection = Connection(ours, queue_max=8, send_timeout_s=60)
+        theirs.sendall(encode_frame(Unhint("x")))
+        with pytest.raises(ExceptionGroup) as caught:
+            await connection.serve(handle)
+        assert caught.group_contains(ZeroDivisionError)
+
+
+async def test_engines_that_ask_much_at_once_are_answered_in_turn(tmp_path: Path) -> None:
+    """A verdict is given at once, so what an engine sent behind it has to give way to others."""
+    async with harness(tmp_path) as world:
+        granted = world.control.grant(world.tenant, PROMPT)
+        path = world.directory / "tokens" / "engine-b.token"
+        path.touch(mode=0o600)
+        path.write_text("b" * 43)
+        other = await world.engine(engine="engine-b", token=path.read_text())
+        engines = [await world.engine(), other]
+        asked = 12
+        for engine in engines:
+            await engine.open("warm", granted)  # its keys are here
+            for number in range(asked):
+                engine.scheduler.send(
+                    Open(f"r{number}", granted.token, granted.salt, pack_tokens(PROMPT), "none")
+                )
+        for engine in engines:
+            for _ in range(asked):
+                assert (await engine.scheduler.expect(Verdict)).allowed
+        events = await world.sidecar.spool.read(FIRST_COUNT, 100)
+        order = [each.engine for each in events if each.request != "warm"]
+        assert order.count(order[0]) == asked
+        first_of_other = next(at for at, name in enumerate(order) if name != order[0])
+        assert first_of_other < asked, "one engine was answered whole before the other"
 
 
 def unexpected(frame: object) -> None:
