@@ -22,7 +22,7 @@ from typing import Any
 import uvloop
 
 from benchmarks import small_records
-from sidecar.interpreter import keep_what_is_here
+from sidecar.interpreter import keep_freed_memory, keep_what_is_here
 from strongroom.grant import EngineDigests
 from tests.sidecar.control_plane import FakeControlPlane, Tenant
 from tests.sidecar.harness import World, harness
@@ -98,6 +98,7 @@ async def serve(config: dict[str, Any], answers: int) -> None:
             "resident": serving.resident,
         }
         keep_what_is_here()
+        keep_freed_memory()
         reader = asyncio.StreamReader()
         await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(reader), sys.stdin

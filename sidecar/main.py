@@ -9,7 +9,7 @@ import signal
 import uvloop
 
 from sidecar.compose import running
-from sidecar.interpreter import keep_what_is_here
+from sidecar.interpreter import keep_freed_memory, keep_what_is_here
 from sidecar.settings import SidecarSettings
 
 _log = logging.getLogger(__name__)
@@ -29,6 +29,7 @@ async def serve(settings: SidecarSettings) -> None:
         loop.add_signal_handler(number, stop.set)
     async with running(settings) as sidecar:
         keep_what_is_here()
+        keep_freed_memory()
         _log.info("sidecar %s listens at %s", sidecar.enrolled.sidecar, settings.socket_path)
         await stop.wait()
     _log.info("stopped")
