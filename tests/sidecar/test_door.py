@@ -469,18 +469,23 @@ async def test_a_fault_in_a_handler_ends_its_connection_and_says_so() -> None:
         assert caught.group_contains(ZeroDivisionError)
 
 
-async def test_engines_that_ask_much_at_once_are_answered_in_turn(tmp_path: Path) -> None:
+async def test_two_tenants_engines_that_ask_much_at_once_are_answered_in_turn(
+    tmp_path: Path,
+) -> None:
     """A verdict is given at once, so what an engine sent behind it has to give way to others."""
     async with harness(tmp_path) as world:
-        granted = world.control.grant(world.tenant, PROMPT)
+        grants = [
+            world.control.grant(tenant, PROMPT) for tenant in (world.tenant, world.control.tenant())
+        ]
         path = world.directory / "tokens" / "engine-b.token"
         path.touch(mode=0o600)
         path.write_text("b" * 43)
         other = await world.engine(engine="engine-b", token=path.read_text())
         engines = [await world.engine(), other]
         asked = 12
-        for engine in engines:
+        for engine, granted in zip(engines, grants, strict=True):
             await engine.open("warm", granted)  # its keys are here
+        for engine, granted in zip(engines, grants, strict=True):
             for number in range(asked):
                 engine.scheduler.send(
                     Open(f"r{number}", granted.token, granted.salt, pack_tokens(PROMPT), "none")

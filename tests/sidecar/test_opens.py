@@ -52,19 +52,19 @@ async def test_an_open_beside_a_flood_of_them_waits_for_turns_and_not_for_the_fl
             assert (await engine.open(name, granted)).allowed
         begun: list[str] = []
         turn, turns = 0, list[int]()
-        judge = Judge.judge
+        begin = Judge.begin
 
         def tick() -> None:
             nonlocal turn
             turn += 1
             loop.call_soon(tick)
 
-        async def judged(self: Judge, request: Request, *rest: Any, **more: Any) -> Any:
+        def judged(self: Judge, request: Request, *rest: Any, **more: Any) -> Any:
             begun.append(request.name)
             turns.append(turn)
-            return await judge(self, request, *rest, **more)
+            return begin(self, request, *rest, **more)
 
-        monkeypatch.setattr(Judge, "judge", judged)
+        monkeypatch.setattr(Judge, "begin", judged)
         loop = asyncio.get_running_loop()
         loop.call_soon(tick)
         # All of it lies in the socket before the sidecar reads the first.
@@ -166,6 +166,7 @@ async def test_a_request_that_was_cancelled_before_its_turn_is_not_looked_up(
             await begin(self, *rest)
 
         monkeypatch.setattr(Steps, "begin", held)
+        monkeypatch.setattr(Steps, "begin_now", lambda *_: False)
         sent(engine, "a", granted)
         await until(lambda: joined.requests.get("a") is not None)
         request = joined.requests.get("a")
