@@ -20,7 +20,7 @@ import struct
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -33,15 +33,10 @@ from strongroom.derivation import BLOCK_SALT_BYTES, BlockKey, block_key
 from strongroom.errors import Corrupt, Missing, Misuse
 
 AAD_MAGIC = b"SRSG"
-_FIELD_HEAD_BYTES: Final = 5
-_LENGTH_AT: Final = -8
-_INDEX_AT: Final = _LENGTH_AT - _FIELD_HEAD_BYTES - 4 - _FIELD_HEAD_BYTES - 4
-"""Where a segment's length and its index stand in its AAD, counted from the end."""
-_AAD: Final = struct.Struct("<4sH" + "BI32s" * 4 + "BII" * 3 + "BIQ")
 _FIELD: Final = {tag: (tag, length) for tag, length in enumerate((32, 32, 32, 32, 4, 4, 4, 8), 1)}
-_AAD_HEAD: Final = (AAD_MAGIC, VERSION, *_FIELD[1])
-_U32: Final = struct.Struct("<I")
-_U64: Final = struct.Struct("<Q")
+"""Tag and length of each field of an AAD."""
+_AAD_PREFIX: Final = struct.Struct("<4sH" + "BI32s" * 4 + "BII")
+_AAD_REST: Final = struct.Struct("<BIIBIIBIQ")
 
 
 def segment_aad(context: BlockContext, index: int) -> bytes:
@@ -62,10 +57,12 @@ def segment_aad(context: BlockContext, index: int) -> bytes:
     )
 
 
-def _first_aad(context: BlockContext) -> bytes:
-    """`segment_aad` of segment 0, written in one step: a restore needs it for every block."""
-    return _AAD.pack(
-        *_AAD_HEAD,
+def aad_prefix(context: BlockContext) -> bytes:
+    """What the AADs of a block's segments begin with: all but index, count and length."""
+    return _AAD_PREFIX.pack(
+        AAD_MAGIC,
+        VERSION,
+        *_FIELD[1],
         bytes.fromhex(context.namespace),
         *_FIELD[2],
         context.format_digest,
@@ -75,34 +72,36 @@ def _first_aad(context: BlockContext) -> bytes:
         context.block,
         *_FIELD[5],
         context.rank,
-        *_FIELD[6],
-        0,
-        *_FIELD[7],
-        len(context.segment_bytes),
-        *_FIELD[8],
-        context.segment_bytes[0],
     )
 
 
-class SegmentAads:
-    """`segment_aad` of one block for one thread: only index and length are written anew."""
+class Segment(NamedTuple):
+    """What is the same for segment `index` of every block of one shape."""
 
-    def __init__(self, first: bytes) -> None:
-        self._bytes = bytearray(first)
-        self._index_at = len(first) + _INDEX_AT
-        self._length_at = len(first) + _LENGTH_AT
-
-    def of(self, index: int, length: int) -> bytearray:
-        """The AAD of segment `index`, good until the next call."""
-        _U32.pack_into(self._bytes, self._index_at, index)
-        _U64.pack_into(self._bytes, self._length_at, length)
-        return self._bytes
+    nonce: bytes
+    plain: slice
+    """Of the plaintext."""
+    sealed: slice
+    """Of the record, with the tag."""
+    aad_rest: bytes
+    """What follows `aad_prefix`."""
 
 
 @lru_cache(maxsize=64)
-def _spans(segment_bytes: tuple[int, ...]) -> tuple[tuple[int, int, int], ...]:
-    """The blocks of one layout have few shapes."""
-    return tuple(segment_spans(segment_bytes))
+def shape(segment_bytes: tuple[int, ...]) -> tuple[Segment, ...]:
+    """The segments of a block of this shape: made once, since a model's blocks have few shapes and
+    each step between two segments is a step in which a crypto thread does not decrypt.
+    """
+    count = len(segment_bytes)
+    return tuple(
+        Segment(
+            nonce(index),
+            slice(plain, plain + size),
+            slice(sealed, sealed + size + TAG_BYTES),
+            _AAD_REST.pack(*_FIELD[6], index, *_FIELD[7], count, *_FIELD[8], size),
+        )
+        for index, (plain, sealed, size) in enumerate(segment_spans(segment_bytes))
+    )
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -119,7 +118,7 @@ class Sealer:
         salt = secrets.token_bytes(BLOCK_SALT_BYTES)
         key = block_key(data_key, context.block, salt)
         header = Header(context, salt, key.commitment, sequence)
-        return cls(header, key, _first_aad(context))
+        return cls(header, key, aad_prefix(context))
 
     def segments(self, indexes: Iterable[int], plaintext: memoryview, record: memoryview) -> None:
         """Encrypt `indexes` of the block in `plaintext` into their places in `record`.
@@ -128,19 +127,14 @@ class Sealer:
         error nothing is left for the others.
         """
         _check_buffers(self.header, plaintext, record)
-        spans = _spans(self.header.context.segment_bytes)
+        segments = shape(self.header.context.segment_bytes)
         encrypt_into = AESGCM(self._key.key).encrypt_into
-        aads = SegmentAads(self._aad)
+        prefix = self._aad
         left = iter(indexes)
         try:
             for index in left:
-                plain, sealed, size = spans[index]
-                encrypt_into(
-                    nonce(index),
-                    plaintext[plain : plain + size],
-                    aads.of(index, size),
-                    record[sealed : sealed + size + TAG_BYTES],
-                )
+                number, plain, sealed, rest = segments[index]
+                encrypt_into(number, plaintext[plain], prefix + rest, record[sealed])
         except BaseException:
             _use_up(left)
             raise
@@ -177,7 +171,7 @@ class Opener:
         key = block_key(data_key, expected.block, header.salt)
         if not hmac.compare_digest(key.commitment, header.commitment):
             raise Corrupt("the record was sealed under another key")
-        return cls(header, key, _first_aad(header.context))
+        return cls(header, key, aad_prefix(header.context))
 
     def segments(
         self,
@@ -192,28 +186,22 @@ class Opener:
         bad tag; what this call had already put out is wiped, and nothing is left for the others.
         """
         _check_buffers(self.header, plaintext, record)
-        spans = _spans(self.header.context.segment_bytes)
+        segments = shape(self.header.context.segment_bytes)
         decrypt_into = AESGCM(self._key.key).decrypt_into
-        aads = SegmentAads(self._aad)
+        prefix = self._aad
         left = iter(indexes)
-        begun: list[int] = []
+        begun: list[slice] = []
         try:
             for index in left:
-                plain, sealed, size = spans[index]
-                begun.append(index)
-                decrypt_into(
-                    nonce(index),
-                    record[sealed : sealed + size + TAG_BYTES],
-                    aads.of(index, size),
-                    plaintext[plain : plain + size],
-                )
+                number, plain, sealed, rest = segments[index]
+                begun.append(plain)
+                decrypt_into(number, record[sealed], prefix + rest, plaintext[plain])
                 if opened is not None:
                     opened(index)
         except BaseException as error:
             _use_up(left)
-            for index in begun:
-                plain, _, size = spans[index]
-                wipe(plaintext[plain : plain + size])
+            for plain in begun:
+                wipe(plaintext[plain])
             if isinstance(error, InvalidTag):
                 raise Corrupt("a segment does not open") from error
             raise

@@ -24,7 +24,7 @@ from sidecar.record.reasons import Reason
 from sidecar.revocation.invalidation import Effect, Invalidation
 from sidecar.transfers.depot import Shard
 from storage.block import BlockContext
-from storage.envelope import Opener, segment_aad
+from storage.envelope import Opener, aad_prefix
 from storage.header import Header
 from storage.keyring import KeyRing
 from strongroom.derivation import NamespaceKeys, block_key
@@ -68,7 +68,7 @@ def break_the_envelope(monkeypatch: pytest.MonkeyPatch, theirs: Granted, ours: G
 
     def begin(_: type[Opener], header: Header, expected: BlockContext, data_key: bytes) -> Opener:
         key = block_key(data_key, expected.block, header.salt)
-        return Opener(header, key, segment_aad(header.context, 0))
+        return Opener(header, key, aad_prefix(header.context))
 
     monkeypatch.setattr(KeyRing, "keys", crossed_keys)
     monkeypatch.setattr(Opener, "begin", classmethod(begin))
