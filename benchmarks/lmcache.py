@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from statistics import harmonic_mean
 from typing import Final
 
 import uvloop
@@ -71,13 +70,13 @@ async def _measure(bench: Bench) -> list[Row]:
 
 
 async def _host(bench: Bench, block_set: BlockSet, talk: Talk) -> list[Row]:
-    pairs: list[tuple[float, float]] = []
     async with open_store(host_settings(bench.scale, cores(), 2)) as store:
         await block_set.save(store)
         await settled()
         await block_set.restore(store)
-        for _ in bench.rounds("LMCache LocalCPU"):
-            pairs.append(await _host_round(block_set, store, talk))
+        pairs = [
+            await _host_round(block_set, store, talk) for _ in bench.rounds("LMCache LocalCPU")
+        ]
     return [
         ratio(
             "host_restore_vs_lmcache_plain",
@@ -102,7 +101,9 @@ async def _host_round(block_set: BlockSet, store: BlockStore, talk: Talk) -> tup
         block_set.check()
         for threads, speeds in theirs.items():
             speeds.append(_get(block_set, talk, threads))
-    return harmonic_mean(ours), max(harmonic_mean(speeds) for speeds in theirs.values())
+    return statistics.harmonic_mean(ours), max(
+        statistics.harmonic_mean(speeds) for speeds in theirs.values()
+    )
 
 
 def _get(block_set: BlockSet, talk: Talk, threads: int) -> float:
