@@ -113,6 +113,8 @@ def create_app(settings: ServiceSettings, *, clock: Clock = boot_ns) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         swagger_ui_oauth2_redirect_url=None,
+        # A redirect would carry no problem, and have clients send their tokens twice.
+        redirect_slashes=False,
         generate_unique_id_function=_operation_id,
         responses=http_errors.PROBLEMS,
     )

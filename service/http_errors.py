@@ -79,11 +79,19 @@ class Problem(BaseModel):
     limit: str | int | None = None
 
 
-def _documented(description: str) -> dict[str, Any]:
-    return {
+def _documented(description: str, *, wait: bool = False) -> dict[str, Any]:
+    answer: dict[str, Any] = {
         "description": description,
         "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
     }
+    if wait:
+        answer["headers"] = {
+            "Retry-After": {
+                "description": "Whole seconds to wait.",
+                "schema": {"type": "integer", "minimum": 1},
+            }
+        }
+    return answer
 
 
 PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
@@ -95,8 +103,8 @@ PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
     413: _documented("The body is too large."),
     415: _documented("A body is JSON, and says so."),
     422: _documented("A value could never be accepted; `field` names it."),
-    429: _documented("Too many requests, or a quota is used up: see `Retry-After`."),
-    503: _documented("A bound was reached or a part is away: try again."),
+    429: _documented("Too many requests, or a quota is used up: see `Retry-After`.", wait=True),
+    503: _documented("A bound was reached or a part is away: try again.", wait=True),
 }
 """What any route may answer besides its success, for the OpenAPI document."""
 CONDITIONAL: Final[dict[int | str, dict[str, Any]]] = {
