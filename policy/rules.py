@@ -5,6 +5,8 @@ Rules:
   comma, bracket, white space or newline, which corrupt a Casbin load.
 - A resource is `<kind>:<id>` or `<kind>:*`, and a rule's kind is its permission's.
 - An effect is `allow` or `deny`; Casbin reads any other text as allow.
+- A condition (`policy.conditions`) narrows when a rule applies; it is typed, and never text that
+  Casbin evaluates.
 - A link says that a member has what its parent has: user in group or role, group in role, role
   in role. Links have no cycle and are at most `LINK_DEPTH_MAX` deep: Casbin does not follow
   deeper ones and does not say so.
@@ -14,11 +16,13 @@ Rules:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from policy.conditions import ALWAYS, Condition, encode_condition
 from policy.permissions import Permission
 from strongroom.errors import Misuse
 from strongroom.limits import NAME_CHARS_MAX
@@ -45,14 +49,19 @@ class Effect(StrEnum):
     DENY = "deny"
 
 
-@dataclass(frozen=True, slots=True, order=True)
+STEP: Final = 64
+"""Rules or links that are looked at between two `yield`s of what works in steps."""
+
+
+@dataclass(frozen=True, slots=True)
 class Rule:
-    """`subject` may, or may not, do `action` to `resource`."""
+    """`subject` may, or may not, do `action` to `resource`, where `condition` holds."""
 
     subject: str
     action: Permission
     resource: str
     effect: Effect
+    condition: Condition = ALWAYS
 
     def __post_init__(self) -> None:
         check_subject(self.subject, "subject")
@@ -61,9 +70,17 @@ class Rule:
         if not isinstance(self.effect, Effect):
             raise Misuse("effect must be allow or deny", field="effect")
         check_resource(self.resource, self.action)
+        encode_condition(self.condition)
 
     def __str__(self) -> str:
-        return f"{self.effect} {self.subject} {self.action} on {self.resource}"
+        told = f"{self.effect} {self.subject} {self.action} on {self.resource}"
+        return f"{told} {self.condition}" if self.condition else told
+
+    @property
+    def sort_key(self) -> tuple[str, str, str, str, str]:
+        """One order of all rules."""
+        text = encode_condition(self.condition)
+        return (self.subject, self.action.value, self.resource, self.effect.value, text)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -81,7 +98,9 @@ class Link:
             raise Misuse(f"a {kind} cannot be a member of a {parent_kind}", field="parent")
 
 
-def parse_rule(subject: str, action: str, resource: str, effect: str) -> Rule:
+def parse_rule(
+    subject: str, action: str, resource: str, effect: str, condition: Condition = ALWAYS
+) -> Rule:
     """A rule from text. Raises `Misuse` naming the field that is wrong."""
     try:
         permission = Permission(action)
@@ -91,7 +110,7 @@ def parse_rule(subject: str, action: str, resource: str, effect: str) -> Rule:
         parsed = Effect(effect)
     except ValueError as error:
         raise Misuse("effect must be allow or deny", field="effect") from error
-    return Rule(subject, permission, resource, parsed)
+    return Rule(subject, permission, resource, parsed, condition)
 
 
 def check_subject(name: str, field: str) -> None:
@@ -116,28 +135,44 @@ def check_resource(resource: str, action: Permission) -> None:
 
 def check_rules(rules: Iterable[Rule], links: Iterable[Link]) -> None:
     """Refuse a set with duplicates, cycles, links that are too deep, or too much of anything."""
-    listed = list(rules)
-    if len(listed) > RULES_MAX:
-        raise Misuse("too many rules", field="rules", limit=RULES_MAX)
-    if len(set(listed)) != len(listed):
-        raise Misuse("two rules are equal", field="rules")
+    deque(checking(rules, links), maxlen=0)
+
+
+def checking(rules: Iterable[Rule], links: Iterable[Link]) -> Generator[None]:
+    """`check_rules` in steps: raises `Misuse` at the step that finds something."""
+    yield from _check_each(rules, "rules", "rules", RULES_MAX)
     linked = list(links)
-    if len(linked) > LINKS_MAX:
-        raise Misuse("too many memberships", field="links", limit=LINKS_MAX)
-    if len(set(linked)) != len(linked):
-        raise Misuse("two memberships are equal", field="links")
-    _check_depth(linked)
+    yield from _check_each(linked, "links", "memberships", LINKS_MAX)
+    yield from _check_depth(linked)
 
 
-def _check_depth(links: list[Link]) -> None:
+def _check_each(
+    listed: Iterable[Rule | Link], field: str, plural: str, limit: int
+) -> Generator[None]:
+    seen: set[Rule | Link] = set()
+    for number, each in enumerate(listed):
+        if number >= limit:
+            raise Misuse(f"too many {plural}", field=field, limit=limit)
+        if each in seen:
+            raise Misuse(f"two {plural} are equal", field=field)
+        seen.add(each)
+        if number % STEP == STEP - 1:
+            yield
+
+
+def _check_depth(links: list[Link]) -> Generator[None]:
     parents: dict[str, list[str]] = {}
-    for link in links:
+    for number, link in enumerate(links):
         parents.setdefault(link.member, []).append(link.parent)
+        if number % STEP == STEP - 1:
+            yield
     depth: dict[str, int] = {}
-    for start in parents:
+    for number, start in enumerate(parents):
         _measure(start, parents, depth)
         if depth[start] > LINK_DEPTH_MAX:
             raise Misuse("memberships are nested too deep", field="links", limit=LINK_DEPTH_MAX)
+        if number % STEP == STEP - 1:
+            yield
 
 
 def _measure(start: str, parents: Mapping[str, list[str]], depth: dict[str, int]) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -59,7 +62,7 @@ def test_the_index_answers_as_casbin_over_every_rule(
 ) -> None:
     enforcer = TenantEnforcer(TENANT, 1, held, linked)
     action, resource = asked
-    allowed, _ = enforcer.enforce(user, action, resource)
+    allowed, _, _ = enforcer.enforce(user, action, resource)
     assert allowed == enforcer.enforce_all(user, action, resource)[0]
     assert allowed == by_hand(held, linked, user, action, resource)
     assert isinstance(decide(enforcer, user, action, resource), Allow if allowed else Deny)
@@ -184,3 +187,39 @@ def test_a_casbin_that_is_switched_off_allows_everything_and_we_do_not() -> None
     assert enforcer._casbin.enforce(*asked)
     assert isinstance(decide(enforcer, "user:ann", READ, GROUPS[0]), Deny)
     assert isinstance(decide(enforcer, "user:eve", READ, GROUPS[0]), Deny)
+
+
+def test_building_in_steps_makes_the_same_enforcer_and_each_step_is_short() -> None:
+    held = [Rule(f"user:u{n}", READ, GROUPS[n % 3], Effect.ALLOW) for n in range(1000)]
+    linked = [Link(f"user:u{n}", f"role:r{n % 7}") for n in range(1000)]
+    done: list[TenantEnforcer] = []
+
+    def stepping() -> Iterator[None]:
+        done.append((yield from TenantEnforcer.building(TENANT, 3, held, linked)))
+
+    assert len(list(stepping())) >= 5 * (1000 // 64)
+    (built,) = done
+    whole = TenantEnforcer(TENANT, 3, held, linked)
+    assert (built.rules, built.links, built.revision) == (whole.rules, whole.links, 3)
+    for number in range(0, 1000, 97):
+        asked = (f"user:u{number}", READ, GROUPS[1])
+        assert decide(built, *asked) == decide(whole, *asked)
+
+
+def test_what_an_enforcer_takes_is_estimated_from_above_and_not_wildly() -> None:
+    def taken(count: int) -> tuple[int, int]:
+        tracemalloc.start()
+        enforcer = TenantEnforcer(
+            TENANT,
+            1,
+            [Rule(f"user:u{n}", READ, f"group:{n:032x}", Effect.ALLOW) for n in range(count)],
+            [Link(f"user:u{n}", f"role:r{n}") for n in range(count)],
+        )
+        size = tracemalloc.get_traced_memory()[0]
+        tracemalloc.stop()
+        return size, enforcer.size_bytes
+
+    taken(10)  # what Python keeps for all of them
+    for count in (10, 3000):
+        measured, estimated = taken(count)
+        assert measured <= estimated <= 4 * measured, (count, measured, estimated)
