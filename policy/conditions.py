@@ -275,7 +275,11 @@ def parse_condition(fields: Mapping[str, object]) -> Condition:
     try:
         stored = msgspec.convert(fields, _Stored, strict=True)
     except msgspec.ValidationError as error:
-        raise Misuse(f"condition: {error}", field="condition") from error
+        # The library's message may repeat what was given: only the place in it is told.
+        place = str(error).rpartition("$.")[2].rstrip("`") if "$." in str(error) else "a field"
+        raise Misuse(
+            f"{place} of the condition is not known or wrong", field="condition"
+        ) from error
     return _condition(stored)
 
 

@@ -63,6 +63,7 @@ class TenantEnforcer:
         self.rules: tuple[Rule, ...] = ()
         self.links: tuple[Link, ...] = ()
         self._index: dict[tuple[str, str], dict[str, list[Rule]]] = {}
+        self._naming: dict[str, list[Rule]] = {}
         self._parents: dict[str, list[str]] = {}
         self._casbin = _casbin_enforcer(tenant)
 
@@ -73,6 +74,7 @@ class TenantEnforcer:
         for number, rule in enumerate(self.rules):
             by_subject = self._index.setdefault((rule.action, rule.resource), {})
             by_subject.setdefault(rule.subject, []).append(rule)
+            self._naming.setdefault(rule.subject, []).append(rule)
             if number % STEP == STEP - 1:
                 yield
         roles = self._casbin.get_role_manager()
@@ -97,6 +99,10 @@ class TenantEnforcer:
                     found.add(parent)
                     waiting.append(parent)
         return frozenset(found)
+
+    def rules_naming(self, name: str) -> tuple[Rule, ...]:
+        """The rules whose subject is `name` itself."""
+        return tuple(self._naming.get(name, ()))
 
     def candidates(
         self, subject: str, action: Permission, resource: str, context: Context = NOWHERE

@@ -99,7 +99,7 @@ class Link:
 
 
 def parse_rule(
-    subject: str, action: str, resource: str, effect: str, condition: Condition = ALWAYS
+    subject: str, action: str, resource: str, effect: str, *, condition: Condition = ALWAYS
 ) -> Rule:
     """A rule from text. Raises `Misuse` naming the field that is wrong."""
     try:

@@ -44,12 +44,13 @@ from service.keys.provider import session_info
 from service.keys.schedule import KeySchedule
 from service.log import routes as log
 from service.log.kick import Kick
+from service.policies import routes as policies
+from service.policies import version_routes as policy_versions
+from service.policies.enforcers import Enforcers
 from service.rates import RateRules, Rates
 from service.registry import routes as registry
 from service.revocation import routes as revocation
 from service.revocation.settle import settle
-from service.rules import routes as rules
-from service.rules.enforcers import Enforcers
 from service.runtime import Runtime
 from service.settings import ServiceSettings
 from service.sidecars import routes as sidecars
@@ -92,7 +93,9 @@ def create_app(settings: ServiceSettings, *, clock: Clock = boot_ns) -> FastAPI:
         changes=changes,
         journal=journal,
         kick=kick,
-        enforcers=Enforcers(),
+        enforcers=Enforcers(
+            tenants_max=settings.policies_max, bytes_max=settings.policies_bytes_max
+        ),
         rates=Rates(_rate_rules(settings), clock),
         desk=open_desk(settings.serving_lease_s, clock, settle),
         clock=clock,
@@ -133,7 +136,8 @@ def create_app(settings: ServiceSettings, *, clock: Clock = boot_ns) -> FastAPI:
         tenancy.router,
         registry.artefacts,
         registry.documents,
-        rules.router,
+        policies.router,
+        policy_versions.router,
         grants.router,
         tokens.router,
         keys.router,

@@ -8,7 +8,7 @@ to the log, never to the caller. Details never repeat the input, which may hold 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -21,7 +21,9 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from policy.documents import PolicyInvalid
 from service.auth.errors import Unauthenticated
+from service.policies.errors import TOLD_MAX, PolicyTestsFailed
 from service.preconditions import Stale, Unconditional
 from service.rates import TooMany
 from strongroom.errors import (
@@ -77,6 +79,10 @@ class Problem(BaseModel):
     code: str = Field(examples=["missing"])
     field: str | None = Field(default=None, examples=["tenant"])
     limit: str | int | None = None
+    errors: list[dict[str, str | int]] | None = Field(
+        default=None, examples=[[{"line": 7, "field": "effect", "detail": "must be allow or deny"}]]
+    )
+    """What is wrong one by one: of a policy document its lines, of failing tests their cases."""
 
 
 def _documented(description: str, *, wait: bool = False) -> dict[str, Any]:
@@ -122,9 +128,10 @@ def problem(
     field: str | None = None,
     limit: str | int | None = None,
     headers: dict[str, str] | None = None,
+    errors: Sequence[Mapping[str, str | int]] = (),
 ) -> JSONResponse:
     """One problem document as a response."""
-    body = problem_document(status, code, detail, field=field, limit=limit)
+    body = problem_document(status, code, detail, field=field, limit=limit, errors=errors)
     extra = dict(headers or {})
     if status is HTTPStatus.UNAUTHORIZED:
         extra["WWW-Authenticate"] = CHALLENGE
@@ -153,8 +160,34 @@ async def _on_strongroom(request: Request, error: Exception) -> JSONResponse:
         _log.error("%s %s failed: %s", request.method, request.url.path, error.code)
     headers = {"Retry-After": str(error.retry_after_s)} if isinstance(error, TooMany) else None
     return problem(
-        status, error.code, error.message, field=error.field, limit=error.limit, headers=headers
+        status,
+        error.code,
+        error.message,
+        field=error.field,
+        limit=error.limit,
+        headers=headers,
+        errors=_listed(error),
     )
+
+
+def _listed(error: StrongroomError) -> list[dict[str, str | int]]:
+    match error:
+        case PolicyInvalid():
+            return [
+                {"line": each.line, "field": each.field, "detail": each.detail}
+                for each in error.errors
+            ]
+        case PolicyTestsFailed():
+            return [
+                {
+                    "case": each.case.name,
+                    "expected": each.case.expect.value,
+                    "detail": each.reason,
+                }
+                for each in error.failures[:TOLD_MAX]
+            ]
+        case _:
+            return []
 
 
 async def _on_validation(request: Request, error: Exception) -> JSONResponse:

@@ -17,8 +17,8 @@ from service.keys.openable import KeyCheck
 from service.keys.provider import KeyProvider
 from service.keys.schedule import KeySchedule
 from service.log.kick import Kick
+from service.policies.enforcers import Enforcers
 from service.rates import Rates
-from service.rules.enforcers import Enforcers
 from service.settings import ServiceSettings
 from service.sidecars.desk import SidecarDesk
 from strongroom.clock import Clock

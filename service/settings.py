@@ -112,6 +112,10 @@ class ServiceSettings(BaseSettings):
     token_life_s_max: Annotated[int, Field(gt=0, le=30 * 24 * 3600)] = 24 * 3600
     token_skew_s: Annotated[int, Field(ge=0, le=300)] = 30
     """How far in the future a token's `iat` may lie."""
+    policies_max: Annotated[int, Field(ge=1, le=1_000_000)] = 4096
+    """Tenants whose policies are kept in memory; the others are built when they are asked for."""
+    policies_bytes_max: Annotated[int, Field(ge=1024 * 1024)] = 512 * 1024 * 1024
+    """Memory for them, estimated."""
 
     # Leases and the log.
     serving_lease_s: Annotated[float, Field(gt=0, le=300)] = SERVING_LEASE_S_DEFAULT

@@ -7,8 +7,9 @@ where an input was at fault. A detail never repeats the input, which may hold a 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
-from typing import Final
+from typing import Any, Final
 
 MEDIA_TYPE: Final = "application/problem+json"
 TYPE_PREFIX: Final = "urn:strongroom:"
@@ -23,9 +24,13 @@ def problem_document(
     *,
     field: str | None = None,
     limit: str | int | None = None,
-) -> dict[str, str | int]:
-    """The members of one problem document, in their order."""
-    document: dict[str, str | int] = {
+    errors: Sequence[Mapping[str, str | int]] = (),
+) -> dict[str, Any]:
+    """The members of one problem document, in their order.
+
+    `errors` are what is wrong one by one, where more than one thing may be.
+    """
+    document: dict[str, Any] = {
         "type": f"{TYPE_PREFIX}{code}",
         "title": status.phrase,
         "status": int(status),
@@ -36,9 +41,11 @@ def problem_document(
         document["field"] = field
     if limit is not None:
         document["limit"] = limit
+    if errors:
+        document["errors"] = [dict(error) for error in errors]
     return document
 
 
-def encode_problem(document: dict[str, str | int]) -> bytes:
+def encode_problem(document: Mapping[str, Any]) -> bytes:
     """As it is sent: JSON in UTF-8."""
     return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()

@@ -8,12 +8,14 @@ registered; the two look alike outside, and `Verdict.reason` tells them apart fo
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Final
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from policy.decide import Deny
+from policy.conditions import Context
+from policy.decide import Decision, Deny
 from policy.permissions import Permission
 from service.auth.errors import Forbidden
 from service.grants.schemas import EVERYONE, PRIVATE, GrantBody, SpanBody
@@ -21,9 +23,10 @@ from service.grants.subject import OnBehalf
 from service.keys import components
 from service.keys.uses import KeyUses
 from service.log import store as log
+from service.policies.enforcers import Enforcers, TenantPolicy
+from service.policies.source import group_resource
 from service.registry import store as registry
 from service.registry.models import ArtefactKind, DocumentVersion
-from service.rules.enforcers import Enforcers, TenantPolicy, group_resource
 from service.tenancy import store as tenancy
 from service.tenancy.models import Principal, Tenant
 from strongroom.derivation import engine_salt, namespace_secret
@@ -58,6 +61,8 @@ class Verdict:
     base: tuple[ComponentId, ...]
     denial: Denial | None
     salt: str | None
+    until: datetime | None
+    """When a time window of the policy may end what is granted; None: no window has a part."""
 
 
 async def judge(
@@ -65,14 +70,16 @@ async def judge(
     enforcers: Enforcers,
     request: GrantBody,
     who: OnBehalf,
+    at: datetime,
     uses: KeyUses,
 ) -> Verdict:
-    """Decide `request` for `who`; what is unwrapped for it is noted in `uses`.
+    """Decide `request` for `who` at `at`; what is unwrapped for it is noted in `uses`.
 
     Raises `Missing` for a subject or artefact that is not there.
     """
     head = await log.head(session)
-    tenant = await _tenant(session, enforcers, who)
+    context = Context(request.purpose, ComponentId(request.model), None, at)
+    tenant, named_until = await _tenant(session, enforcers, who, context)
     if request.min_revision is not None and tenant.revision < request.min_revision:
         raise Conflict(
             "this state of the tenant's authorization is not here",
@@ -82,12 +89,12 @@ async def judge(
     principal = await _standing(session, tenant, who)
     base, engine = await _artefacts(session, request, tenant)
     policy = await enforcers.at(session, tenant)
-    sources: list[Source]
-    denial: Denial | None
     if tenant.review_required:
-        sources, denial = [], _under_review(request)
+        labelled = _Labelled([], _under_review(request), None)
     else:
-        sources, denial = await _sources(session, request.spans, tenant, principal, policy)
+        asked = _Asked(f"user:{principal.name}", policy, context)
+        labelled = await _sources(session, request.spans, tenant, principal, asked)
+    sources, denial = labelled.sources, labelled.denial
     identities = tuple(_identity(request, tenant.id, labels) for labels in (*propagate(sources),))
     whole = denial is None and bool(identities) and request.spans[-1].end == request.prompt_tokens
     return Verdict(
@@ -98,23 +105,27 @@ async def judge(
         base=base,
         denial=denial,
         salt=await _salt(session, identities[-1], uses) if whole else None,
+        until=_earliest(named_until, labelled.until),
     )
 
 
-async def _tenant(session: AsyncSession, enforcers: Enforcers, who: OnBehalf) -> Tenant:
+async def _tenant(
+    session: AsyncSession, enforcers: Enforcers, who: OnBehalf, context: Context
+) -> tuple[Tenant, datetime | None]:
     """The tenant; where the caller may only name subjects if it says so, that it says so."""
     if who.act_as is None:
-        return await tenancy.get_tenant(session, who.tenant)
+        return await tenancy.get_tenant(session, who.tenant), None
     refusal = Forbidden("naming a subject needs grant:act_as in its tenant", field="subject")
     try:
         tenant = await tenancy.get_tenant(session, who.tenant)
     except Missing as error:
         raise refusal from error
     policy = await enforcers.at(session, tenant)
-    decision = policy.decide(who.act_as, Permission.GRANT_ACT_AS, f"grant:{who.subject}")
+    named = f"grant:{who.subject}"
+    decision = policy.decide(who.act_as, Permission.GRANT_ACT_AS, named, context)
     if isinstance(decision, Deny):
         raise refusal
-    return tenant
+    return tenant, decision.until
 
 
 async def _standing(session: AsyncSession, tenant: Tenant, who: OnBehalf) -> Principal:
@@ -169,19 +180,48 @@ def _under_review(request: GrantBody) -> Denial:
     return Denial(0, str(first.document or first.group) if first is not None else "", "review", "")
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """Who asks which policy, in which context but for the document."""
+
+    subject: str
+    policy: TenantPolicy
+    context: Context
+
+    def may_read(self, group: ComponentId, version: DocumentVersion | None) -> Decision:
+        """Whether the group may be read, for this document or for text that is none."""
+        sensitivity = None if version is None else version.sensitivity
+        return self.policy.decide(
+            self.subject,
+            Permission.GROUP_READ,
+            group_resource(group),
+            replace(self.context, sensitivity=sensitivity),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Labelled:
+    """The sources of the spans before the first denied one, and until when they are right."""
+
+    sources: list[Source]
+    denial: Denial | None
+    until: datetime | None
+
+
 async def _sources(
     session: AsyncSession,
     spans: Sequence[SpanBody],
     tenant: Tenant,
     principal: Principal,
-    policy: TenantPolicy,
-) -> tuple[list[Source], Denial | None]:
+    asked: _Asked,
+) -> _Labelled:
     everyone = await tenancy.everyone_group(session, tenant.id)
     versions = await registry.find_versions(
         session, tenant.id, {span.document for span in spans if span.document is not None}
     )
     named = {EVERYONE: everyone, PRIVATE: principal.private_group}
     sources: list[Source] = []
+    until: datetime | None = None
     groups = await tenancy.find_groups(
         session,
         tenant.id,
@@ -194,16 +234,20 @@ async def _sources(
         source = _source(span, versions, named)
         label = span.document or str(span.group)
         if source is None or source.group not in groups:
-            return sources, Denial(number, label, "unregistered", "")
-        decision = policy.decide(
-            f"user:{principal.name}", Permission.GROUP_READ, group_resource(source.group)
-        )
+            return _Labelled(sources, Denial(number, label, "unregistered", ""), until)
+        decision = asked.may_read(source.group, versions.get(span.document or ""))
         if isinstance(decision, Deny):
-            return sources, Denial(number, label, decision.reason, str(decision.rule or ""))
+            denial = Denial(number, label, decision.reason, str(decision.rule or ""))
+            return _Labelled(sources, denial, until)
         if not source.labels.documents | source.labels.groups <= alive:
-            return sources, Denial(number, label, "revoked", "")
+            return _Labelled(sources, Denial(number, label, "revoked", ""), until)
         sources.append(source)
-    return sources, None
+        until = _earliest(until, decision.until)
+    return _Labelled(sources, None, until)
+
+
+def _earliest(one: datetime | None, other: datetime | None) -> datetime | None:
+    return min((each for each in (one, other) if each is not None), default=None)
 
 
 def _source(

@@ -8,12 +8,12 @@ namespaces and the audit event are written in a change of their own before the g
 from __future__ import annotations
 
 import secrets
-import time
 from datetime import UTC, datetime
 
 from policy.grants import mint
 from service.auth.actor import Actor
 from service.changes import Change
+from service.db.base import now
 from service.grants import namespaces
 from service.grants.decide import Verdict, judge
 from service.grants.lease_size import check_lease_size
@@ -36,19 +36,20 @@ async def issue(runtime: Runtime, actor: Actor, request: GrantBody, who: OnBehal
     """A grant for as much of the prompt as `who` may use, perhaps nothing of it."""
     check_span_ends([span.end for span in request.spans], request.prompt_tokens)
     uses = KeyUses(actor, Purpose.GRANT_SALT, who.tenant)
+    at = now()
     try:
         try:
-            verdict = await _judge(runtime, request, who, uses)
+            verdict = await _judge(runtime, request, who, at, uses)
         except KeyMoved:
             # A rotation ended after the snapshot was taken: the next one knows the new version.
-            verdict = await _judge(runtime, request, who, uses)
+            verdict = await _judge(runtime, request, who, at, uses)
     except Missing as error:
         await _record_refusal(runtime, actor, who, error)
         raise
     check_lease_size(verdict.identities)
     # 256 random bits, base64url: as long and as opaque as a derived salt, and used once.
     salt = verdict.salt or secrets.token_urlsafe(_SALT_BYTES)
-    claims = _claims(runtime, request, who, verdict, salt)
+    claims = _claims(runtime, request, who, verdict, salt, at)
     grant = mint(claims, runtime.signer)
     async with runtime.changes.begin(actor) as change:
         for identity in dict.fromkeys(verdict.identities):
@@ -64,15 +65,22 @@ async def issue(runtime: Runtime, actor: Actor, request: GrantBody, who: OnBehal
     )
 
 
-async def _judge(runtime: Runtime, request: GrantBody, who: OnBehalf, uses: KeyUses) -> Verdict:
+async def _judge(
+    runtime: Runtime, request: GrantBody, who: OnBehalf, at: datetime, uses: KeyUses
+) -> Verdict:
     async with runtime.database.snapshots() as session:
-        return await judge(session, runtime.enforcers, request, who, uses)
+        return await judge(session, runtime.enforcers, request, who, at, uses)
 
 
 def _claims(
-    runtime: Runtime, request: GrantBody, who: OnBehalf, verdict: Verdict, salt: str
+    runtime: Runtime, request: GrantBody, who: OnBehalf, verdict: Verdict, salt: str, at: datetime
 ) -> GrantClaims:
-    issued_s = int(time.time())
+    issued_s = int(at.timestamp())
+    # Never beyond a time window of the policy: then it may have to be denied.
+    ends_s = issued_s + runtime.settings.grant_life_s
+    if verdict.until is not None:
+        ends_s = min(ends_s, int(verdict.until.timestamp()))
+        issued_s = min(issued_s, ends_s - 1)
     return GrantClaims(
         iss=runtime.settings.issuer,
         aud=GRANT_AUDIENCE,
@@ -80,7 +88,7 @@ def _claims(
         tenant=who.tenant,
         sub=who.subject,
         iat=issued_s,
-        exp=issued_s + runtime.settings.grant_life_s,
+        exp=ends_s,
         ops=tuple(operation for operation in Operation if operation in request.operations),
         base=verdict.base,
         spans=_spans(request, verdict),

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
+from service.policies.schemas import Purpose
 from service.schemas import Answer, Body, ComponentIdText, DigestText, Name, Revision
 from strongroom.grant import Operation
 from strongroom.limits import PROMPT_TOKENS_MAX, SPANS_MAX
@@ -56,6 +57,7 @@ class GrantBody(Body):
                     "prompt_tokens": 1810,
                     "prompt_digest": _DIGEST,
                     "operations": ["read", "write"],
+                    "purpose": "support",
                 }
             ]
         }
@@ -73,6 +75,8 @@ class GrantBody(Body):
     operations: Annotated[list[Operation], Field(min_length=1, max_length=2)]
     min_revision: Revision | None = None
     """Never answer from an older state of the tenant's authorization."""
+    purpose: Purpose | None = None
+    """What it is for; rules may be about it. Left out: no rule that names purposes allows it."""
     tenant: ComponentIdText | None = None
     subject: Name | None = None
     """With `tenant`: on whose behalf, without that subject's token. Needs `grant:act_as`."""

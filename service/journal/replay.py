@@ -121,8 +121,10 @@ async def _retire_subject(change: Change, entry: LogEntry) -> bool:
     owned = [f"user:{entry.subject}"]
     if principal is not None:
         owned.append(f"group:{await tenancy.remove_principal(session, principal)}")
-    for subject in owned:
-        await rules.remove_subject(session, ComponentId(entry.tenant), subject)
+    if await session.get(Tenant, entry.tenant) is not None:
+        tenant = ComponentId(entry.tenant)
+        revision = await tenancy.bump_revision(session, tenant)
+        await rules.remove_subjects(change, tenant, owned, revision, _BEHIND)
     return True
 
 

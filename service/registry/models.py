@@ -13,6 +13,7 @@ from enum import StrEnum
 from sqlalchemy import ForeignKey, Index, String, text
 from sqlalchemy.orm import Mapped, mapped_column
 
+from policy.conditions import Sensitivity
 from service.db.base import COMPONENT, Instant, Record, choice
 from strongroom.identity import ComponentId, ComponentKind
 from strongroom.limits import NAME_CHARS_MAX
@@ -113,6 +114,9 @@ class DocumentVersion(Record):
     tenant: Mapped[ComponentId] = mapped_column(COMPONENT, ForeignKey("tenants.id"), index=True)
     group: Mapped[ComponentId] = mapped_column(COMPONENT, ForeignKey("groups.id"), index=True)
     content_digest: Mapped[str] = mapped_column(String(64))
+    sensitivity: Mapped[Sensitivity] = mapped_column(
+        choice(Sensitivity, "sensitivity"), server_default=Sensitivity.RESTRICTED.value
+    )
     created_at: Mapped[datetime] = mapped_column(Instant)
     removed_at: Mapped[datetime | None] = mapped_column(Instant)
 

@@ -226,7 +226,11 @@ async def register_version(
             return VersionAnswer.model_validate_json(earlier)
         found = await store.get_document(change.session, scope.tenant, document)
         version = await store.register_version(
-            change.session, found, content_digest=body.content_digest, group=body.group
+            change.session,
+            found,
+            content_digest=body.content_digest,
+            group=body.group,
+            sensitivity=body.sensitivity,
         )
         answer = VersionAnswer.model_validate(version)
         if once is not None:

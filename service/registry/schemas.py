@@ -6,6 +6,7 @@ from datetime import datetime
 
 from pydantic import ConfigDict, Field
 
+from policy.conditions import Sensitivity
 from service.registry.models import SHARED, ArtefactKind
 from service.schemas import Answer, Body, ComponentIdText, DigestText, PathName
 
@@ -104,12 +105,16 @@ class VersionBody(Body):
     """A text of a document, readable by one access group. The text itself is never sent."""
 
     model_config = ConfigDict(
-        json_schema_extra={"examples": [{"content_digest": _DIGEST, "group": _ID}]}
+        json_schema_extra={
+            "examples": [{"content_digest": _DIGEST, "group": _ID, "sensitivity": "internal"}]
+        }
     )
 
     content_digest: DigestText
     """SHA-256 of the text."""
     group: ComponentIdText
+    sensitivity: Sensitivity = Sensitivity.RESTRICTED
+    """What a rule's condition may be about; unclassified is the highest."""
 
 
 class VersionAnswer(Answer):
@@ -124,6 +129,7 @@ class VersionAnswer(Answer):
                     "tenant": _ID,
                     "group": _ID,
                     "content_digest": _DIGEST,
+                    "sensitivity": "internal",
                     "created_at": _AT,
                 }
             ]
@@ -135,6 +141,7 @@ class VersionAnswer(Answer):
     tenant: str
     group: str
     content_digest: str
+    sensitivity: Sensitivity
     created_at: datetime
 
 

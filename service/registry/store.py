@@ -13,6 +13,7 @@ from sqlalchemy import or_, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from policy.conditions import Sensitivity
 from service.db.base import now
 from service.keys import components
 from service.registry.models import SHARED, Artefact, ArtefactKind, Document, DocumentVersion
@@ -107,7 +108,12 @@ async def get_document(session: AsyncSession, tenant: str, document: str) -> Doc
 
 
 async def register_version(
-    session: AsyncSession, document: Document, *, content_digest: str, group: str
+    session: AsyncSession,
+    document: Document,
+    *,
+    content_digest: str,
+    group: str,
+    sensitivity: Sensitivity = Sensitivity.RESTRICTED,
 ) -> DocumentVersion:
     """A new version of `document`, readable by `group`. Raises `Conflict` if it is there."""
     owner = await tenancy.get_group(session, document.tenant, group)
@@ -132,6 +138,7 @@ async def register_version(
         tenant=document.tenant,
         group=owner.id,
         content_digest=content_digest,
+        sensitivity=sensitivity,
         created_at=now(),
     )
     session.add(version)

@@ -1,1 +1,1 @@
-"""Policy rules of each tenant, and decisions over them."""
+"""Rules, role assignments and test cases of each tenant, by version, as rows."""

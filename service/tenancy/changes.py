@@ -57,10 +57,11 @@ async def remove_principal(change: Change, principal: Principal, reason: str = "
     """Remove a subject: its grants die and its private group's secret is destroyed."""
     tenant, name = principal.tenant, principal.name
     group = await store.remove_principal(change.session, principal)
-    await rules.remove_subject(change.session, tenant, f"user:{name}")
-    await rules.remove_subject(change.session, tenant, f"group:{group}")
     destroyed = await components.destroy(change.session, [group])
     revision = await store.bump_revision(change.session, tenant)
+    await rules.remove_subjects(
+        change, tenant, [f"user:{name}", f"group:{group}"], revision, reason
+    )
     await change.invalidate(
         kind=InvalidationKind.SUBJECT,
         tenant=tenant,
@@ -85,9 +86,9 @@ async def remove_group(change: Change, group: Group, reason: str = "") -> int:
     if group.kind is not GroupKind.NAMED:
         raise Conflict("this group goes with its owner", field="group")
     await store.remove_group(change.session, group)
-    await rules.remove_subject(change.session, group.tenant, f"group:{group.id}")
     destroyed = await components.destroy(change.session, [group.id])
     revision = await store.bump_revision(change.session, group.tenant)
+    await rules.remove_subjects(change, group.tenant, [f"group:{group.id}"], revision, reason)
     await _kill_older(change, group.tenant, revision, destroyed)
     await change.audit("group.removed", tenant=group.tenant, target=group.id, reason=reason)
     return revision

@@ -26,7 +26,7 @@ from service.log import chain
 from service.log import store as log_store
 from service.log.models import LogRow
 from service.rules import store as rules
-from service.rules.models import RuleRow
+from service.rules.models import Origin, RuleRow
 from service.settings import ServiceSettings
 from service.sidecars.models import Sidecar
 from service.tenancy import changes as tenancy_changes
@@ -270,9 +270,11 @@ async def test_a_restored_database_destroys_again_what_it_had_forgotten(
             clerks = await tenancy.create_group(change.session, tenant.id, "clerks")
             bob = await tenancy.create_principal(change.session, tenant.id, "bob")
             await tenancy_changes.add_membership(change, clerks, bob)
+            edition = rules.Edition(change, tenant.id, Origin.EDITED)
             for who in ("alice", "bob"):
                 rule = parse_rule(f"user:{who}", "group:read", f"group:{clerks.id}", "allow")
-                await rules.add_rule(change.session, tenant.id, rule)
+                await edition.add(rule)
+            await edition.close(tenant.revision)
             change.session.add(_sidecar("5" * 32))
             ids = (tenant.id, other.id, shared, kept, owned, alice.private_group)
         await retire(evidence)

@@ -1,0 +1,109 @@
+"""What a proposed policy would change, told before anything is changed.
+
+Both policies are built for this alone, on the thread that builds, and every question is asked of
+both. Subjects are the tenant's living ones, and users whom a rule or role names; resources are its
+groups, private ones too, and for other kinds what the rules name.
+
+A change of rules destroys no component. Its entry in the log kills every grant of the tenant, so
+its namespaces have to be granted anew; blocks stay. What nobody could be granted any more is
+counted as abandoned. How many bytes that is only a catalogue of residency could tell, and the
+service keeps none: it says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from sqlalchemy import func, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from policy.cases import Failure
+from policy.decide import Decisions
+from policy.impact import Impact, Side, comparing
+from policy.rules import ANY
+from service.grants.models import Namespace, NamespaceComponent
+from service.policies.activate import Prepared
+from service.policies.enforcers import TenantPolicy
+from service.policies.source import building, group_resource
+from strongroom.identity import ComponentId
+
+BYTES_NOTE: Final = "not known: this service keeps no catalogue of where blocks lie"
+_IN_MAX: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a dry run found."""
+
+    impact: Impact
+    failures: tuple[Failure, ...]
+    namespaces: int
+    abandoned: int | None
+
+
+def imagining(prepared: Prepared, now: datetime) -> Generator[None, None, Impact]:
+    """The impact of what was prepared, in steps."""
+    source = prepared.source
+    enforcer = yield from building(source.tenant, source.revision, prepared.before, source.standing)
+    before = TenantPolicy(enforcer, source.standing.private, Decisions())
+    after = prepared.policy
+    named = {
+        name
+        for content in (prepared.before, prepared.after)
+        for name in (
+            *(rule.subject for rule in content.rules),
+            *(link.member for link in content.links),
+        )
+        if name.startswith("user:")
+    }
+    subjects = {f"user:{name}" for name, _ in source.standing.principals} | named
+    resources = {group_resource(group) for group, _ in source.standing.groups} | {
+        rule.resource
+        for content in (prepared.before, prepared.after)
+        for rule in content.rules
+        if not rule.resource.endswith(f":{ANY}")
+    }
+    return (
+        yield from comparing(
+            Side(before.enforcer, before.decide),
+            Side(after.enforcer, after.decide),
+            sorted(subjects),
+            sorted(resources),
+            now,
+        )
+    )
+
+
+async def count_namespaces(session: AsyncSession, tenant: ComponentId) -> int:
+    """Namespaces of `tenant` that were ever granted."""
+    count = await session.scalar(
+        select(func.count()).select_from(Namespace).where(Namespace.tenant == tenant)
+    )
+    return int(count or 0)
+
+
+async def count_abandoned(session: AsyncSession, tenant: ComponentId, impact: Impact) -> int | None:
+    """Namespaces that depend on a group that nobody may read any more."""
+    if not impact.complete:
+        return None
+    groups = sorted(
+        resource.removeprefix("group:")
+        for resource in impact.abandoned
+        if resource.startswith("group:")
+    )
+    found: set[str] = set()
+    for start in range(0, len(groups), _IN_MAX):
+        rows = await session.scalars(
+            select(NamespaceComponent.namespace)
+            .join(Namespace, Namespace.id == NamespaceComponent.namespace)
+            .where(
+                Namespace.tenant == tenant,
+                NamespaceComponent.component.in_(groups[start : start + _IN_MAX]),
+            )
+            .distinct()
+        )
+        found.update(rows.all())
+    return len(found)
