@@ -11,7 +11,7 @@ from service.db.migrate import downgrade_async, upgrade_async
 from service.db.session import Database, open_database
 
 TENANT = "a" * 32
-BEFORE = "0003"
+BEFORE = "0005"
 
 
 async def run(database: Database, statement: str, **values: Any) -> list[Any]:

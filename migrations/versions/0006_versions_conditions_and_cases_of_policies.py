@@ -4,8 +4,8 @@ Rules and roles that are there become version 1 of their tenant's policy. On the
 newest version stays. There is no condition there: an allow that had one goes, since without it
 it would allow more; a deny stays without it, and denies more.
 
-Revision ID: 0004
-Revises: 0003
+Revision ID: 0006
+Revises: 0005
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from datetime import UTC, datetime
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0004"
-down_revision = "0003"
+revision = "0006"
+down_revision = "0005"
 branch_labels = None
 depends_on = None
 
