@@ -377,6 +377,9 @@ def _prefetch(statistics: SidecarStatistics) -> Iterator[Metric]:
         ),
     )
     yield _gauge("prefetch_waste_ratio", "Of what was brought", (), _one(prefetch.waste_ratio))
+    yield _gauge(
+        "prefetch_tenants_stopped", "For their own waste", (), _one(prefetch.tenants_stopped)
+    )
 
 
 def _degradation(statistics: SidecarStatistics) -> Iterator[Metric]:

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from sidecar.prefetch.budget import Budget, Denial, Denied, Reservation
-from sidecar.prefetch.waste import Admitted, WasteGate
+from sidecar.prefetch.waste_gates import Passed, WasteGates
 from storage.block import BlockAddress
 from storage.lifecycle import Resident
 from storage.tiers.protocol import TierName
@@ -93,7 +93,7 @@ class Issued:
 
     address: BlockAddress
     reservation: Reservation
-    admitted: Admitted
+    admitted: Passed
     deadline_ns: int | None
     expires_ns: int
     owners: set[Owner] = field(default_factory=set)
@@ -127,7 +127,7 @@ def _untold(_tenant: ComponentId, _used: bool) -> None:
 class Ledger:
     """Used on the event loop's thread; no step awaits."""
 
-    def __init__(self, budget: Budget, waste: WasteGate, clock: Clock) -> None:
+    def __init__(self, budget: Budget, waste: WasteGates, clock: Clock) -> None:
         self._budget = budget
         self._waste = waste
         self._clock = clock
@@ -153,7 +153,7 @@ class Ledger:
         if isinstance(reserved, Denied):
             self.counts.refuse(reserved.reason, resident.nbytes)
             return reserved
-        admitted = self._waste.admit()
+        admitted = self._waste.admit(resident.tenant)
         if admitted is None:
             self._budget.release(reserved)
             self.counts.refuse(Denial.WASTE, resident.nbytes)

@@ -33,7 +33,7 @@ from sidecar.prefetch.patience import Patience, PrefetchPolicy, Wait, wait_until
 from sidecar.prefetch.settings import PrefetchSettings
 from sidecar.prefetch.shelf import Shelf
 from sidecar.prefetch.statistics import PrefetchStatistics, picture
-from sidecar.prefetch.waste import CoolingDown, WasteGate
+from sidecar.prefetch.waste_gates import WasteGates
 from sidecar.prefetch.window import Window
 from storage.block import BlockAddress
 from storage.fence import Fence, Fenced
@@ -77,7 +77,7 @@ class Prefetcher:
         self._settings = settings
         self._clock = clock
         self._wait = wait or partial(wait_until, clock)
-        self._waste = WasteGate(settings.waste, clock, self._halt_all)
+        self._waste = WasteGates(settings.waste, clock, self._halt_of)
         self._budget = Budget(settings.total_bytes, settings.tenant_bytes)
         self._ledger = Ledger(self._budget, self._waste, clock)
         self._window = Window(settings.window, clock)
@@ -152,7 +152,7 @@ class Prefetcher:
     def pause(self, reason: str) -> None:
         """Stop what runs and refuse what comes until every reason is taken back."""
         self._paused[reason] = None
-        self._halt_all()
+        self._halt_of(None)
 
     def resume(self, reason: str | None = None) -> None:
         """Take a reason back; without one, all of them."""
@@ -319,7 +319,7 @@ class Prefetcher:
     def _denial(self, start_in_ns: int | None, tenant: ComponentId) -> Denial | None:
         if self._paused or self._tasks is None:
             return Denial.PAUSED
-        if isinstance(self._waste.state, CoolingDown):
+        if self._waste.stopped(tenant):
             return Denial.WASTE
         if len(self._running) >= self._settings.pending_max:
             return Denial.PENDING
@@ -351,9 +351,11 @@ class Prefetcher:
         if task is not None:
             task.cancel()
 
-    def _halt_all(self) -> None:
+    def _halt_of(self, tenant: ComponentId | None) -> None:
+        """Stop what runs for a tenant; for None, everybody's."""
         for prefetch in tuple(self._running):
-            self._halt(prefetch)
+            if tenant is None or prefetch.tenant == tenant:
+                self._halt(prefetch)
 
     def _in_host(self, address: BlockAddress) -> bool:
         return self._store.tier_of(address) is TierName.HOST

@@ -8,7 +8,8 @@ from enum import StrEnum
 
 from sidecar.prefetch.budget import Budget, Denial
 from sidecar.prefetch.ledger import Ledger
-from sidecar.prefetch.waste import CoolingDown, Flowing, Probing, WasteGate
+from sidecar.prefetch.waste import CoolingDown, Flowing, Probing
+from sidecar.prefetch.waste_gates import WasteGates
 from strongroom.identity import ComponentId
 
 
@@ -52,6 +53,9 @@ class PrefetchStatistics:
     state: PrefetchState
     paused: tuple[str, ...]
     trips: int
+    """Of the node's waste limit and of any tenant's."""
+    tenants_stopped: int
+    """That wasted too much of what was brought for them, and are stopped or probing."""
     leaked: int
     """Reservations that nobody could have given back any more, and that were taken back."""
     crashed: int
@@ -61,7 +65,7 @@ class PrefetchStatistics:
 def picture(
     ledger: Ledger,
     budget: Budget,
-    waste: WasteGate,
+    waste: WasteGates,
     *,
     pending: int,
     bandwidth_bytes_s: float,
@@ -94,12 +98,13 @@ def picture(
         state=PrefetchState.PAUSED if paused else _state(waste),
         paused=paused,
         trips=waste.trips,
+        tenants_stopped=waste.tenants_stopped,
         leaked=counts.leaked,
         crashed=counts.crashed,
     )
 
 
-def _state(waste: WasteGate) -> PrefetchState:
+def _state(waste: WasteGates) -> PrefetchState:
     match waste.state:
         case Flowing():
             return PrefetchState.FLOWING

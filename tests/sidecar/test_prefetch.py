@@ -42,6 +42,7 @@ def begin(
         at.fence if fence is None else fence,
         addresses,
         None if start_in_s is None else int(start_in_s * SECOND),
+        tenant=component(1),
     )
     assert made is not None
     return made
@@ -396,7 +397,8 @@ async def test_waste_above_its_limit_stops_it_and_a_clean_probe_starts_it_again(
         await at.quiet()
         found = at.prefetcher.statistics()
         assert (found.state, found.trips) == (PrefetchState.COOLING_DOWN, 1)
-        assert at.prefetcher.begin("g", at.fence, addresses[2:4]) is None
+        assert at.prefetcher.begin("g", at.fence, addresses[2:4], tenant=component(1)) is None
+        assert at.prefetcher.begin("other", at.fence, [], tenant=component(2)) is not None
         assert found.on_its_way_bytes == 0
         # What it had brought is useful still.
         read(at, addresses[4:6])

@@ -11,7 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from sidecar.prefetch.budget import Budget, Denial, Denied, Reservation
 from sidecar.prefetch.ledger import Ending, Issued, Ledger
-from sidecar.prefetch.waste import WasteGate, WasteSettings
+from sidecar.prefetch.waste import WasteSettings
+from sidecar.prefetch.waste_gates import WasteGates
 from storage.block import BlockAddress
 from storage.lifecycle import Resident
 from storage.tiers.protocol import TierName
@@ -34,7 +35,7 @@ class Books:
     def __init__(self, budget: Budget | None = None) -> None:
         self.clock = FakeClock()
         self.budget = Budget(8 * BLOCK, 5 * BLOCK) if budget is None else budget
-        self.waste = WasteGate(WasteSettings(), self.clock)
+        self.waste = WasteGates(WasteSettings(), self.clock)
         self.ledger = Ledger(self.budget, self.waste, self.clock)
 
     def try_issue(
