@@ -38,6 +38,8 @@ class Scale:
     house_rules: int
     """Of one tenant, or of one plain pycasbin enforcer."""
     decisions: int
+    reloaded_rules: int
+    """Of the tenant that is loaded anew while others decide."""
 
     @property
     def region_bytes(self) -> int:
@@ -71,6 +73,7 @@ FULL: Final = Scale(
     tenant_rules=1000,
     house_rules=100000,
     decisions=2000,
+    reloaded_rules=10_000,
 )
 QUICK: Final = Scale(
     name="quick",
@@ -90,6 +93,7 @@ QUICK: Final = Scale(
     tenant_rules=1000,
     house_rules=100000,
     decisions=1000,
+    reloaded_rules=10_000,
 )
 TINY: Final = Scale(
     name="tiny",
@@ -109,6 +113,7 @@ TINY: Final = Scale(
     tenant_rules=20,
     house_rules=200,
     decisions=10,
+    reloaded_rules=300,
 )
 
 

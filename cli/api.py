@@ -94,6 +94,14 @@ class Api:
         """`POST` with a JSON body."""
         return self._call("POST", path, json=body, headers=headers)
 
+    def etag(self, path: str) -> str:
+        """The `ETag` of what is at `path` now."""
+        return str(self._response("GET", path).headers["ETag"])
+
+    def change(self, method: str, path: str, body: dict[str, Any], *, etag: str) -> Any:
+        """`PUT` or `POST` what is to take the place of the state that `etag` names."""
+        return self._call(method, path, json=body, headers={"If-Match": etag})
+
     def delete(self, path: str) -> Any:
         """`DELETE`."""
         return self._call("DELETE", path)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import httpx
 import typer
 
-from cli import audit, backup, keys, tenant
+from cli import audit, backup, keys, policy, tenant
 from cli.api import system_tls
 from cli.options import (
     DEFAULT_STATE,
@@ -34,6 +34,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(tenant.app, name="tenant")
+app.add_typer(policy.app, name="policy")
 app.add_typer(audit.app, name="audit")
 app.add_typer(keys.app, name="keys")
 app.add_typer(backup.app, name="backup")

@@ -49,7 +49,7 @@ class Effect(StrEnum):
     DENY = "deny"
 
 
-STEP: Final = 64
+STEP: Final = 16
 """Rules or links that are looked at between two `yield`s of what works in steps."""
 
 

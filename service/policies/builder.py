@@ -20,7 +20,7 @@ from typing import Any, Final, TypeVar
 
 from strongroom.errors import Unavailable
 
-TURN_S: Final = 0.0002
+TURN_S: Final = 0.0001
 PAUSE_S: Final = 0.0003
 
 Built = TypeVar("Built")

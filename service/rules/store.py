@@ -27,7 +27,7 @@ from strongroom.errors import Conflict, Corrupt, Missing, Misuse
 from strongroom.identity import ComponentId
 
 Row = RuleRow | RoleRow | CaseRow
-_PART: Final = 200
+_PART: Final = 50
 """Rows that are fetched at once."""
 
 
