@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
+from cli.hardening import keep_private
 from cli.options import DEFAULT_STATE, State, console, told_errors
 from service.backup import make
 from service.backup.make import Told
@@ -80,6 +81,8 @@ def restore(
 
 
 def _settings(state: Path, database_url: str | None) -> ServiceSettings:
+    # The signing key is read to sign or to verify.
+    keep_private()
     from cli.serve import service_settings  # noqa: PLC0415
 
     return service_settings(state, "127.0.0.1", 8420, database_url)

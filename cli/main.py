@@ -12,6 +12,7 @@ import typer
 
 from cli import audit, backup, keys, policy, tenant
 from cli.api import system_tls
+from cli.hardening import keep_private
 from cli.options import (
     DEFAULT_STATE,
     DEFAULT_TOKEN_FILE,
@@ -94,7 +95,7 @@ def serve(
             listen_beyond_loopback_in_plain_http=listen_beyond_loopback_in_plain_http or None,
         )
         check_listen(settings)
-        processes.keep_private()
+        keep_private()
         processes.log_to_stderr()
         processes.serve(settings, console)
 
@@ -136,7 +137,7 @@ def sidecar(
     from cli.api import read_token  # noqa: PLC0415
 
     with told_errors(), startup_errors():
-        processes.keep_private()
+        keep_private()
         processes.log_to_stderr()
         tokens = socket.parent / "engines"
         for name in engine or ["engine"]:
@@ -167,7 +168,7 @@ def up(state: State = DEFAULT_STATE, port: Port = 8420) -> None:
     from cli import serve as processes  # noqa: PLC0415
 
     with told_errors(), startup_errors():
-        processes.keep_private()
+        keep_private()
         processes.log_to_stderr()
         place = processes.Embedded(state)
         settings = processes.service_settings(place.service, "127.0.0.1", port, None)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import secrets
 import signal
 import socket
@@ -90,11 +89,6 @@ def service_settings(
     return read_settings(
         **values, **{name: value for name, value in given.items() if value is not None}
     )
-
-
-def keep_private() -> None:
-    """Whatever this process creates is its owner's alone, the database's files included."""
-    os.umask(0o077)
 
 
 def prepare_service(settings: ServiceSettings, console: Console) -> Path:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Final
 
 from fastapi import Depends, Query, Request
@@ -44,7 +44,7 @@ class Listing:
     """One listing of one caller. `about` is the digest of tenant, path and filters."""
 
     about: bytes
-    key: bytes
+    key: bytes = field(repr=False)
 
     def cursor(self, place: bytes) -> str:
         """A cursor that goes on after `place`, in this listing alone."""

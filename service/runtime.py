@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, cast
 
 from fastapi import Depends, Request
@@ -43,7 +43,7 @@ class Runtime:
     """Verifies what `issuer` minted."""
     identities: Identities
     """Reads every bearer token."""
-    cursor_key: bytes
+    cursor_key: bytes = field(repr=False)
     """Under which cursors carry their MAC."""
     changes: Changes
     journal: Journal

@@ -29,7 +29,7 @@ class ProofClaims:
 class EnrolRequest:
     """`POST /v1/sidecars`: enrol with a one-time join token."""
 
-    join_token: str
+    join_token: str = field(repr=False)
     name: str
     signing_key: str
     """Ed25519 public key, raw 32 bytes."""

@@ -60,6 +60,11 @@ class Digests(msgspec.Struct, frozen=True):
     template: str
 
 
+def _unprinted(frame: msgspec.Struct) -> str:
+    """`repr` of a frame that carries a token, a salt or a grant: its kind and nothing of it."""
+    return f"{type(frame).__name__}(...)"
+
+
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
     """First frame of every connection. `token` is the content of the per-engine token file."""
 
@@ -72,6 +77,8 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     format: KVFormatFields
     layout: LayoutFields
     """The scheduler sends rank 0's."""
+
+    __repr__ = _unprinted
 
 
 class Greet(msgspec.Struct, frozen=True, tag="greet"):
@@ -86,6 +93,8 @@ class Greet(msgspec.Struct, frozen=True, tag="greet"):
     token: str
     engine: str
 
+    __repr__ = _unprinted
+
 
 class Open(msgspec.Struct, frozen=True, tag="open"):
     """A request has reached the engine. `tokens` are its prompt's ids, u32 little-endian."""
@@ -98,6 +107,8 @@ class Open(msgspec.Struct, frozen=True, tag="open"):
     adapter: str
     """Digest of the adapter's weights as measured, or `none`."""
     extras: bytes = b""
+
+    __repr__ = _unprinted
 
 
 class Load(msgspec.Struct, frozen=True, tag="load"):
@@ -179,6 +190,8 @@ class Hint(msgspec.Struct, frozen=True, tag="hint"):
     adapter: str
     start_in_ms: int
     extras: bytes = b""
+
+    __repr__ = _unprinted
 
 
 class Unhint(msgspec.Struct, frozen=True, tag="unhint"):
