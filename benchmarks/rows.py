@@ -68,6 +68,7 @@ BOUNDS: Final[Mapping[str, Bound]] = MappingProxyType(
         "decide_uncached_ms_p99": _at_most(5.0),
         "decide_vs_pycasbin": _at_least(100.0),
         "tenant_reload_other_p99": _at_most(2.0),
+        "shed_vs_delete": _at_most(0.01),
     }
 )
 """Rows without an entry are shown beside the others and bind nothing."""

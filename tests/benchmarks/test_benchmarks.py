@@ -39,6 +39,7 @@ PROMISED = {
     "decide_uncached_ms_p99": "<= 5",
     "decide_vs_pycasbin": ">= 100",
     "tenant_reload_other_p99": "<= 2",
+    "shed_vs_delete": "<= 0.01",
 }
 
 

@@ -185,7 +185,9 @@ def every_blob(rows: dict[str, list[Any]]) -> Iterator[bytes]:
 def printed_of(service: Service) -> str:
     """What printing anything that holds keys, or holds what holds them, gives."""
     runtime = service.runtime
-    things = [runtime, *(getattr(runtime, field.name) for field in dataclasses.fields(runtime))]
+    parts = [getattr(runtime, field.name) for field in dataclasses.fields(runtime)]
+    # A key itself prints as what it is; who holds it does not print it.
+    things = [runtime, *(part for part in parts if not isinstance(part, bytes))]
     things += [vars(thing) for thing in things if hasattr(thing, "__dict__")]
     return "\n".join(f"{thing!r} {thing}" for thing in things)
 
