@@ -45,11 +45,11 @@ from service.policies.version_schemas import (
     ImportBody,
     InvalidationAnswer,
     PolicyAnswer,
+    PolicyVersionAnswer,
+    PolicyVersionPage,
     ProposalBody,
     RollbackBody,
     TestRunAnswer,
-    VersionAnswer,
-    VersionPage,
 )
 from service.preconditions import IfMatch, IfNoneMatch
 from service.rules import store
@@ -85,7 +85,7 @@ async def read_policy(runtime: RuntimeDep, scope: Reader, response: Response) ->
         rules=len(stored.rules),
         roles=len(stored.roles),
         tests=len(stored.cases),
-        newest=None if row is None else VersionAnswer.model_validate(row),
+        newest=None if row is None else PolicyVersionAnswer.model_validate(row),
     )
 
 
@@ -192,7 +192,7 @@ async def dry_run(runtime: RuntimeDep, scope: Writer, body: ProposalBody) -> Dry
 @router.get("/versions", summary="List the versions of a policy")
 async def list_policy_versions(
     runtime: RuntimeDep, scope: Reader, paging: PagingDep
-) -> VersionPage:
+) -> PolicyVersionPage:
     """Every version with its author and reason, newest first."""
     statement = select(VersionRow).where(VersionRow.tenant == scope.tenant)
     if paging.place is not None:
@@ -203,19 +203,21 @@ async def list_policy_versions(
         rows = (await session.scalars(statement)).all()
     shown = rows[: paging.limit]
     more = len(rows) > paging.limit
-    return VersionPage(
-        items=[VersionAnswer.model_validate(row) for row in shown],
+    return PolicyVersionPage(
+        items=[PolicyVersionAnswer.model_validate(row) for row in shown],
         next_cursor=paging.cursor(shown[-1].number.to_bytes(4)) if more else None,
     )
 
 
 @router.get("/versions/{version}", summary="Read a version of a policy")
-async def read_policy_version(runtime: RuntimeDep, scope: Reader, version: Number) -> VersionAnswer:
+async def read_policy_version(
+    runtime: RuntimeDep, scope: Reader, version: Number
+) -> PolicyVersionAnswer:
     """One version's author, time and reason."""
     async with runtime.sessions() as session:
         await tenancy.get_tenant(session, scope.tenant)
         row = await store.get_version(session, scope.tenant, version)
-    return VersionAnswer.model_validate(row)
+    return PolicyVersionAnswer.model_validate(row)
 
 
 @router.get("/diff", summary="Compare two versions of a policy")

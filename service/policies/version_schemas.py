@@ -29,7 +29,7 @@ CaseName = Annotated[
 DocumentText = Annotated[str, Field(max_length=BYTES_MAX)]
 
 
-class VersionAnswer(Answer):
+class PolicyVersionAnswer(Answer):
     """One version: who made it, when, why, and from which revision of the tenant it counts."""
 
     model_config = ConfigDict(
@@ -62,10 +62,10 @@ class VersionAnswer(Answer):
     created_at: datetime
 
 
-class VersionPage(Answer):
+class PolicyVersionPage(Answer):
     """Some versions, newest first, and the cursor that goes on."""
 
-    items: list[VersionAnswer]
+    items: list[PolicyVersionAnswer]
     next_cursor: str | None = None
 
 
@@ -77,7 +77,7 @@ class PolicyAnswer(Answer):
     rules: int
     roles: int
     tests: int
-    newest: VersionAnswer | None
+    newest: PolicyVersionAnswer | None
 
 
 class ImportBody(Body):
