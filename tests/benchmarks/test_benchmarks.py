@@ -12,7 +12,9 @@ import pytest
 
 from benchmarks import engine, profile
 from benchmarks.__main__ import main
+from benchmarks.bare import apart
 from benchmarks.rows import BOUNDS, Row, Sense, absolute, folded, ratio
+from benchmarks.scale import MIB
 from benchmarks.suite import Suite
 from benchmarks.suites import SUITES
 
@@ -141,6 +143,14 @@ def test_a_group_is_all_of_its_suites_and_has_a_file_of_its_own(
         "c_row",
     ]
     assert not (out / "storage.json").exists()
+
+
+@pytest.mark.parametrize("nbytes", [1, 8 * MIB + 128, 256 * MIB, 256 * MIB + 4096, 520 * MIB])
+def test_the_halves_of_a_bare_set_lie_where_neither_pushes_the_other_out(nbytes: int) -> None:
+    distance = apart(nbytes)
+    assert distance >= nbytes
+    assert 16 * MIB <= distance % (256 * MIB) <= 240 * MIB
+    assert distance - nbytes <= 34 * MIB, "and no further than it takes"
 
 
 def test_an_unknown_suite_is_refused_with_the_names_there_are(

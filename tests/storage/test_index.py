@@ -164,6 +164,39 @@ def test_a_block_costs_a_bounded_number_of_bytes_and_no_object() -> None:
     assert not gc.is_tracked(index._slots), "nor does it look into the map"
 
 
+def test_each_pin_is_its_own_and_is_released_once() -> None:
+    index = filled(2)
+    reference = index.reference(address(0))
+    assert reference is not None
+    pins = [index.pin(reference, 10**18), index.pin(reference, 10**18)]
+    assert pins[0] is not None
+    assert pins[1] is not None
+    index.unpin(pins[0])
+    index.unpin(pins[0])
+    assert index.is_pinned(address(0)), "the other one's is not released by repeating"
+    index.unpin(pins[1])
+    assert not index.is_pinned(address(0))
+
+
+def test_a_pin_of_a_writing_that_is_gone_is_refused_and_releases_nothing_of_the_next() -> None:
+    index = filled(1)
+    old = index.reference(address(0))
+    assert old is not None
+    stale = index.pin(old, 10**18)
+    assert stale is not None
+    index.remove(address(0))
+    assert index.reference(address(0)) is None
+    index.insert(address(0), ROOT_PARENT, component(0), namespace(0), Place(0, 4096))
+    new = index.reference(address(0))
+    assert new is not None
+    assert index.pin(old, 10**18) is None
+    held = index.pin(new, 10**18)
+    index.unpin(stale)
+    assert held is not None
+    assert index.is_pinned(address(0))
+    assert index.place_of(held) == Place(0, 4096)
+
+
 def test_uses_pins_and_victims_leave_nothing_behind(large: Index) -> None:
     gc.collect()
     objects = len(gc.get_objects())
