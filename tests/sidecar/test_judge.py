@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import secrets
+import threading
 import time
 from pathlib import Path
 
@@ -16,7 +19,8 @@ from sidecar.clocks import Clocks
 from strongroom.blocks import pack_tokens
 from strongroom.grant import EngineDigests, Operation
 from strongroom.log import InvalidationKind
-from tests.sidecar.conftest import Stored
+from strongroom.wire.frames import Open, Verdict
+from tests.sidecar.conftest import PROMPT, Stored
 from tests.sidecar.control_plane import MODEL, TEMPLATE, TOKENIZER, FakeControlPlane
 from tests.sidecar.harness import Engine, ManualClock, World, harness
 
@@ -317,3 +321,33 @@ async def test_a_request_that_is_not_judged_is_refused(stored: Stored) -> None:
     await stored.hits("denied", stored.grant(prompt_digest=OTHER))
     assert not (await engine.load("denied", 0, 64)).ok
     assert await engine.save("denied", stored.prompt, 64) == 0
+
+
+@pytest.mark.parametrize("shut", [True, False], ids=["no longer", "still"])
+async def test_what_may_not_be_served_any_more_once_its_record_is_written_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, shut: bool
+) -> None:
+    """The record may wait for the disk; whether one may serve is looked at after that again."""
+    real, syncing, go_on = os.fsync, threading.Event(), threading.Event()
+
+    def slow(descriptor: int) -> None:
+        syncing.set()
+        go_on.wait(20)
+        real(descriptor)
+
+    async with harness(tmp_path, spool_sync="before_serving") as world:
+        engine = await world.engine()
+        granted = world.control.grant(world.tenant, PROMPT)
+        assert (await engine.open("warm", granted)).allowed
+        monkeypatch.setattr("os.fsync", slow)
+        try:
+            engine.scheduler.send(
+                Open("r", granted.token, granted.salt, pack_tokens(PROMPT), "none")
+            )
+            while not syncing.is_set():
+                await asyncio.sleep(0)
+            if shut:
+                world.sidecar.gate.shut("retired")
+        finally:
+            go_on.set()
+        assert (await engine.scheduler.expect(Verdict)).allowed is not shut
