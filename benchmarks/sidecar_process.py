@@ -65,6 +65,11 @@ class Serving:
         await self._world.control.until_acked("fenced", entry.seq)
         return {"seconds": time.perf_counter() - started}
 
+    async def flush(self) -> dict[str, Any]:
+        """Return once all that was saved is on NVMe, or has failed to get there."""
+        await self._world.sidecar.store.flush()
+        return {}
+
     async def resident(self) -> dict[str, Any]:
         """Blocks in every tier, and objects that the garbage collector walks."""
         tiers = self._world.sidecar.store.statistics().tiers
@@ -96,6 +101,7 @@ async def serve(config: dict[str, Any], answers: int) -> None:
             "grant_tokens": serving.grant_tokens,
             "revoke": serving.revoke,
             "resident": serving.resident,
+            "flush": serving.flush,
         }
         keep_what_is_here()
         keep_freed_memory()

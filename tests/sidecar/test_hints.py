@@ -557,6 +557,27 @@ def test_a_flood_of_hints_leaves_the_others_their_part(limit: str) -> None:
     assert [allowance.take(flood) for _ in range(5)] == [True] * 4 + [False]
 
 
+async def test_the_hints_of_a_tenant_are_counted_for_the_tenant_that_their_grants_name(
+    apart: Apart,
+) -> None:
+    (joined,) = apart.world.sidecar.sessions
+    desk = apart.world.sidecar.sessions.hints
+    few = replace(
+        desk, clock=FakeClock(), counts=HintCounts(), limits=replace(desk.limits, per_s=4)
+    )
+    hints = Hints(few, joined.facts)
+    quiet = apart.world.control.grant(apart.world.control.tenant(), PROMPT)
+    async with asyncio.TaskGroup() as tasks:
+        for number in range(6):
+            hints.take(hint(apart.stored.grant(), name=f"f{number}"), tasks)
+        assert few.counts.dropped == 2
+        hints.take(hint(quiet, name="q"), tasks)
+        assert few.counts.dropped == 2, "somebody else's is looked at"
+    hints.close()
+    assert few.allowance().alive == 0
+    await apart.quiet()
+
+
 async def test_a_hint_keeps_no_prompt(apart: Apart) -> None:
     apart.scheduler.send(hint(apart.stored.grant()))
     await judged(apart, 1)

@@ -123,7 +123,12 @@ async def test_verdicts_that_wait_for_one_tenants_keys_hold_up_no_other_tenant(
         for number in range(8):
             sent(engine, f"f{number}", flood)
         await world.control.key_lease_waiting.wait()
-        assert (await engine.open("q", quiet)).allowed
+        (joined,) = world.sidecar.sessions
+        await until(lambda: len(joined.opens) == 9)
+        assert joined.requests.get("f0").judged.is_set() is False  # type: ignore[union-attr]
+        sent(engine, "q", quiet)
+        first = await engine.scheduler.expect(Verdict)
+        assert (first.request, first.allowed) == ("q", True), "before all that came before it"
         hold.set()
         verdicts = [await engine.scheduler.expect(Verdict) for _ in range(8)]
         assert {verdict.request for verdict in verdicts} == {f"f{n}" for n in range(8)}
