@@ -5,11 +5,11 @@ touched before a clock starts. What works on it are threads as the store's crypt
 nice and on the same cores; `decrypt` and `encrypt` are one loop a thread, and `copy` lets go of
 the interpreter while it copies.
 
-Where the two halves of a set lie matters. At a distance of 256 or 512 MiB and one page the bare loop
-falls from 10 to 6.5 GB/s, and the same pages mapped 1 or 2 MiB further apart do not; the likely
-cause is a first-level cache that tells lines by a hash of their linear address. Two files of 256 MiB
-that are mapped one after the other lie just so. Here both halves are in one file, at a distance
-that is far from a multiple of 256 MiB.
+Where the two halves of a set lie matters. At a distance of 256 or 512 MiB and one page the bare
+loop falls from 10 to 6.5 GB/s, and with the same pages mapped 1 or 2 MiB further apart it does not;
+the likely cause is a first-level cache that tells lines by a hash of their linear address. Two
+files of 256 MiB that are mapped one after the other lie just so. Here both halves are in one file,
+at a distance that is far from a multiple of 256 MiB.
 """
 
 from __future__ import annotations
