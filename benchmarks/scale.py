@@ -40,6 +40,12 @@ class Scale:
     decisions: int
     reloaded_rules: int
     """Of the tenant that is loaded anew while others decide."""
+    audit_events: int
+    """Appended and verified."""
+    audit_questions_events: int
+    """In the log that is asked."""
+    audit_asked: int
+    """Times that each question is asked."""
 
     @property
     def region_bytes(self) -> int:
@@ -74,6 +80,9 @@ FULL: Final = Scale(
     house_rules=100000,
     decisions=2000,
     reloaded_rules=10_000,
+    audit_events=100_000,
+    audit_questions_events=5_000_000,
+    audit_asked=20,
 )
 QUICK: Final = Scale(
     name="quick",
@@ -94,6 +103,9 @@ QUICK: Final = Scale(
     house_rules=100000,
     decisions=1000,
     reloaded_rules=10_000,
+    audit_events=50_000,
+    audit_questions_events=200_000,
+    audit_asked=10,
 )
 TINY: Final = Scale(
     name="tiny",
@@ -114,6 +126,9 @@ TINY: Final = Scale(
     house_rules=200,
     decisions=10,
     reloaded_rules=300,
+    audit_events=600,
+    audit_questions_events=2000,
+    audit_asked=1,
 )
 
 

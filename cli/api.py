@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any, Self
 
 import httpx
 
-from strongroom.errors import Refused, StrongroomError, Unavailable
+from strongroom.errors import Misuse, Refused, StrongroomError, Unavailable
 
 TIMEOUT_S = 60.0
 
@@ -111,6 +112,35 @@ class Api:
         given = {name: value for name, value in params.items() if value is not None}
         return self._response("GET", path, params=given).text
 
+    def download(self, path: str, target: Path, **params: str | int | None) -> int:
+        """`GET` into a new file, however long it is; returns how many bytes there are."""
+        given = {name: value for name, value in params.items() if value is not None}
+        count = 0
+        with self._stream("GET", path, params=given, timeout=None) as response:
+            try:
+                with target.open("xb") as file:
+                    for chunk in response.iter_bytes():
+                        count += file.write(chunk)
+            except OSError as error:
+                raise Misuse(f"{target} cannot be written", field="export") from error
+        return count
+
+    def lines(self, path: str, body: dict[str, Any], **params: str | int | None) -> Iterator[str]:
+        """`POST` whose answer comes line by line."""
+        with self._stream("POST", path, json=body, params=params, timeout=None) as response:
+            yield from response.iter_lines()
+
+    @contextlib.contextmanager
+    def _stream(self, method: str, path: str, **options: Any) -> Iterator[httpx.Response]:
+        try:
+            with self._http.stream(method, path, **options) as response:
+                if not response.is_success:
+                    response.read()
+                    raise _problem(response)
+                yield response
+        except httpx.TransportError as error:
+            raise Unavailable(f"the service at {self._url} went away", field="url") from error
+
     def _call(self, method: str, path: str, **options: Any) -> Any:
         response = self._response(method, path, **options)
         return response.json() if response.content else None
@@ -126,8 +156,12 @@ class Api:
             ) from error
         if response.is_success:
             return response
-        try:
-            problem = response.json()
-        except ValueError:
-            problem = {"title": response.reason_phrase}
-        raise ApiProblem(response.status_code, problem)
+        raise _problem(response)
+
+
+def _problem(response: httpx.Response) -> ApiProblem:
+    try:
+        problem = response.json()
+    except ValueError:
+        problem = {"title": response.reason_phrase}
+    return ApiProblem(response.status_code, problem)

@@ -8,7 +8,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from benchmarks.control import keys, policy, reload
+from benchmarks.control import audit, keys, policy, reload
 from benchmarks.suite import Suite
 
-SUITES: Final[tuple[Suite, ...]] = (policy.SUITE, reload.SUITE, keys.SUITE)
+SUITES: Final[tuple[Suite, ...]] = (
+    policy.SUITE,
+    reload.SUITE,
+    keys.SUITE,
+    audit.SUITE,
+    audit.QUESTIONS,
+)

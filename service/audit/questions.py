@@ -16,10 +16,9 @@ from typing import Final
 from sqlalchemy import Boolean, ColumnElement, Select, func, literal_column, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from service.audit import search
 from service.audit.events import ACCESS_PREFIX, GRANT_ISSUED, KEY_LEASED, Category
 from service.audit.models import AuditReference, AuditRow
-from service.audit.search import Candidates, Search
+from service.audit.search import Candidates, Referring, Search, Selected
 from service.grants.models import Namespace, NamespaceComponent
 from service.keys.models import Component
 from service.log.chain import rfc3339
@@ -51,10 +50,10 @@ class Filter:
     since: datetime | None = None
     until: datetime | None = None
 
-    def search(self, candidates: tuple[Candidates, ...] | None = None) -> Search:
+    def search(self, candidates: Candidates | None = None) -> Search:
         """What fits, among `candidates` if they are given."""
         if self.reference is not None and candidates is None:
-            candidates = search.about([self.reference])
+            candidates = Referring((self.reference,))
         elif self.reference is not None:
             refers = select(AuditReference.seq).where(AuditReference.reference == self.reference)
             return Search((*self.where(), AuditRow.seq.in_(refers)), candidates)
@@ -138,7 +137,9 @@ async def versions_of(
     return versions
 
 
-async def depending_on(session: AsyncSession, ids: Sequence[str]) -> tuple[Candidates, ...]:
+async def depending_on(
+    session: AsyncSession, ids: Sequence[str], category: Category | None = None
+) -> Referring:
     """Events about components or namespaces, or about a namespace that depends on one of them."""
     namespaces = await session.scalars(
         select(NamespaceComponent.namespace)
@@ -146,22 +147,24 @@ async def depending_on(session: AsyncSession, ids: Sequence[str]) -> tuple[Candi
         .distinct()
         .order_by(NamespaceComponent.namespace)
     )
-    return search.about([*ids, *namespaces])
+    return Referring((*ids, *namespaces), category)
 
 
-def served_through(components: Sequence[str], since: str) -> tuple[Candidates, ...]:
+def served_through(components: Sequence[str], since: str) -> Selected:
     """Served accesses after a moment of what depends on one of `components`.
 
     As a rule there are none, so they are not looked up in order but all at once.
     """
     dead = select(NamespaceComponent.namespace).where(NamespaceComponent.component.in_(components))
-    served = (
+    served = select(AuditReference.seq, AuditReference.at, AuditReference.occurred_at).where(
         literal_column("audit_references.category = 'served'", Boolean()),
         AuditReference.occurred_at > since,
     )
-    return (
-        search.referring(AuditReference.reference.in_(dead), *served),
-        search.referring(AuditReference.reference.in_(components), *served),
+    return Selected(
+        (
+            served.where(AuditReference.reference.in_(dead)),
+            served.where(AuditReference.reference.in_(components)),
+        )
     )
 
 
@@ -244,9 +247,9 @@ def after_revocation(revocation: Revocation) -> Search:
             return Search((*served, AuditRow.actor == _value(revocation, "sidecar")))
         case Axis.SUBJECT:
             by_subject = select(AuditRow.seq, AuditRow.at, AuditRow.occurred_at).where(
-                AuditRow.subject == _value(revocation, "subject")
+                *served, own, AuditRow.subject == _value(revocation, "subject")
             )
-            return Search((*served, own), (by_subject, *through))
+            return Search((*served, own), Selected((by_subject, *through.statements)))
         case Axis.MEMBERSHIP:
             subject = AuditRow.subject == _value(revocation, "subject")
             group = served_through([_value(revocation, "group")], since)
@@ -284,9 +287,10 @@ def denials_statement(wanted: Filter) -> Select[str, str, int]:
     )
 
 
-def cross_tenant() -> tuple[Candidates, ...]:
+def cross_tenant() -> Selected:
     """Served accesses of a namespace that is another tenant's, or nobody's: always none."""
-    return (search.referring(literal_column("audit_references.alien", Boolean())),)
+    alien = select(AuditReference.seq, AuditReference.at, AuditReference.occurred_at)
+    return Selected((alien.where(literal_column("audit_references.alien", Boolean())),))
 
 
 def _value(revocation: Revocation, name: str) -> str:

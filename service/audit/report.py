@@ -61,8 +61,15 @@ async def _count(session: AsyncSession, wanted: Filter, category: Category) -> i
 
 
 async def _cross_tenant(session: AsyncSession, wanted: Filter) -> int:
-    [candidates] = questions.cross_tenant()
-    found = candidates.where(*wanted.where()).distinct().subquery()
+    [alien] = questions.cross_tenant().statements
+    found = (
+        alien.join(
+            AuditRow, (AuditRow.seq == AuditReference.seq) & (AuditRow.at == AuditReference.at)
+        )
+        .where(*wanted.where())
+        .distinct()
+        .subquery()
+    )
     return await session.scalar(select(func.count()).select_from(found)) or 0
 
 

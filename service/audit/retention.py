@@ -50,7 +50,7 @@ async def purge(change: Change, cutoff: datetime) -> Purged | None:
     standing = await holds.standing(session)
     stays = _stays(standing)
     old = and_(AuditRow.at < rfc3339(cutoff), AuditRow.seq < most)
-    gone, kept, months, bound = 0, 0, [], rfc3339(cutoff)
+    gone, kept, before, months, bound = 0, 0, 0, [], rfc3339(cutoff)
     if partitions.has_partitions(session):
         # Only what no newer event shares a month with, and whose tiles are complete.
         for month in await partitions.months(session):
@@ -65,14 +65,18 @@ async def purge(change: Change, cutoff: datetime) -> Purged | None:
                 break
             found, stayed = await partitions.drop(session, month, _sql(stays))
             gone, kept = gone + found - stayed, kept + stayed
+            before = max(before, (last or 0) + 1)
             months.append(month.begin)
         oldest = await partitions.months(session)
         bound = min(bound, oldest[0].begin) if oldest else bound
         old = and_(old, AuditRow.at < bound)
-    gone += await _delete(change, and_(old, not_(stays)))
+    leaves = and_(old, not_(stays))
+    newest = await session.scalar(select(func.max(AuditRow.seq)).where(leaves))
+    if newest is not None:
+        before = max(before, newest + 1)
+        gone += await _delete(change, leaves)
     if not gone:
         return None
-    before = await _before(change, most, bound)
     await change.audit(
         PURGED,
         details={
@@ -111,9 +115,3 @@ async def _delete(change: Change, condition: ColumnElement[bool]) -> int:
         delete(AuditRow).where(condition).execution_options(synchronize_session=False)
     )
     return cast("CursorResult[Any]", found).rowcount
-
-
-async def _before(change: Change, most: int, bound: str) -> int:
-    """No event at or after this seq is gone: the first that is too young, or `most`."""
-    first = await change.session.scalar(select(func.min(AuditRow.seq)).where(AuditRow.at >= bound))
-    return most if first is None else min(first, most)

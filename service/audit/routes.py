@@ -109,7 +109,7 @@ async def who_used_key(
     candidates = None
     if key is not None:
         async with runtime.sessions() as session:
-            candidates = await questions.depending_on(session, [key])
+            candidates = await questions.depending_on(session, [key], Category.KEY)
     search = wanted.search(candidates).also(questions.is_category(Category.KEY))
     return await answer(runtime, actor, "key-uses", search, paging)
 

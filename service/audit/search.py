@@ -2,14 +2,15 @@
 
 Every listing is ordered by (occurred_at, seq). A page costs what it holds, however many events fit:
 the position goes into the index condition, and nothing is counted or skipped over. Events that
-refer to one of many ids are found by a short ordered look-up for each id, some dozens a statement;
-what earlier ones found bounds the later ones.
+refer to one of many ids are found by a short ordered look-up for each id, in an index alone, many a
+statement; what earlier ones found bounds the later ones. The other conditions are put to what was
+found, and the search goes on behind it where they leave too little.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
@@ -17,22 +18,47 @@ from sqlalchemy import (
     ColumnElement,
     Select,
     SQLColumnExpression,
-    and_,
+    String,
+    column,
+    func,
+    literal,
     select,
+    true,
     tuple_,
     union_all,
 )
+from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from service.audit import store
-from service.audit.events import AuditEvent
+from service.audit.events import AuditEvent, Category
 from service.audit.models import AuditReference, AuditRow
+from service.db.session import POSTGRESQL
 from strongroom.errors import Misuse
 
-Candidates: TypeAlias = "Select[int, str, str]"
-"""Selects seq, at and occurred_at of events, joined with `AuditRow`."""
-_AT_ONCE: Final = 48
-"""Look-ups in one statement: SQLite allows 500 terms, PostgreSQL plans each."""
+_LATERAL_AT_ONCE: Final = 200
+_UNION_AT_ONCE: Final = 48
+"""Look-ups in one statement; SQLite has no LATERAL, and allows 500 terms."""
+_WIDEST: Final = 4096
+"""Candidates looked at together, where conditions leave few of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Referring:
+    """Events that refer to one of `ids`, of one category if it is given."""
+
+    ids: tuple[str, ...]
+    category: Category | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Selected:
+    """Events that one of the statements selects: seq, at and occurred_at. There are few."""
+
+    statements: tuple[Select[int, str, str], ...]
+
+
+Candidates: TypeAlias = Referring | Selected
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +87,7 @@ class Search:
     """Events for which every condition holds; with `candidates`, those of them alone."""
 
     conditions: tuple[ColumnElement[bool], ...] = ()
-    candidates: tuple[Candidates, ...] | None = None
+    candidates: Candidates | None = None
     in_chain_order: bool = False
     """By seq alone, for whoever follows the chain."""
 
@@ -78,23 +104,6 @@ class Found:
     last: Position | None
 
 
-def referring(*conditions: ColumnElement[bool]) -> Candidates:
-    """Events with a reference for which the conditions hold."""
-    return (
-        select(AuditReference.seq, AuditReference.at, AuditReference.occurred_at)
-        .join(
-            AuditRow,
-            and_(AuditRow.seq == AuditReference.seq, AuditRow.at == AuditReference.at),
-        )
-        .where(*conditions)
-    )
-
-
-def about(references: Iterable[str]) -> tuple[Candidates, ...]:
-    """Events that refer to one of `references`."""
-    return tuple(referring(AuditReference.reference == each) for each in references)
-
-
 async def find(
     session: AsyncSession,
     search: Search,
@@ -108,7 +117,9 @@ async def find(
         statement = page_of(search, after, limit, newest_first=newest_first)
         rows: Sequence[AuditRow] = (await session.scalars(statement)).all()
     else:
-        rows = await _among(session, search, after, limit, newest_first=newest_first)
+        rows = await _among(
+            session, search, search.candidates, after, limit, newest_first=newest_first
+        )
     more, rows = len(rows) > limit, rows[:limit]
     references = await store.references_of(session, [row.seq for row in rows])
     events = tuple(store.event_of(row, references[row.seq]) for row in rows)
@@ -136,58 +147,152 @@ def page_of(
 async def _among(
     session: AsyncSession,
     search: Search,
+    candidates: Candidates,
     after: Position | None,
     limit: int,
     *,
     newest_first: bool,
 ) -> Sequence[AuditRow]:
-    candidates = search.candidates or ()
-    best: dict[int, str] = {}
-    last: Position | None = None
-    for start in range(0, len(candidates), _AT_ONCE):
-        statement = candidates_of(
-            candidates[start : start + _AT_ONCE],
-            search.conditions,
-            after,
-            last,
-            limit,
-            newest_first=newest_first,
-        )
-        best.update((row.seq, row.occurred_at) for row in await session.execute(statement))
-        if len(best) > limit:
-            kept = sorted(((moment, seq) for seq, moment in best.items()), reverse=newest_first)[
-                : limit + 1
-            ]
-            best = {seq: moment for moment, seq in kept}
-            last = Position(*kept[-1])
-    rows = (await session.scalars(select(AuditRow).where(AuditRow.seq.in_(list(best))))).all()
-    return sorted(rows, key=lambda row: (row.occurred_at, row.seq), reverse=newest_first)
+    found: list[AuditRow] = []
+    wide = limit + 1
+    while True:
+        places = await _first(session, candidates, after, wide, newest_first=newest_first)
+        if places:
+            rows = await session.scalars(
+                select(AuditRow).where(
+                    AuditRow.seq.in_([place.seq for place in places]), *search.conditions
+                )
+            )
+            found += sorted(rows, key=lambda row: (row.occurred_at, row.seq), reverse=newest_first)
+        if len(found) > limit or len(places) < wide:
+            return found
+        after, wide = places[-1], min(wide * 4, _WIDEST)
 
 
-def candidates_of(
-    candidates: Sequence[Candidates],
-    conditions: Sequence[ColumnElement[bool]],
+async def _first(
+    session: AsyncSession,
+    candidates: Candidates,
     after: Position | None,
-    last: Position | None,
     limit: int,
     *,
     newest_first: bool,
-) -> Select[int, str]:
-    """One statement for some candidates: between two positions, the first of each."""
+) -> list[Position]:
+    """The first `limit` candidates behind a position."""
+    best: set[tuple[str, int]] = set()
+    match candidates:
+        case Referring(ids, category):
+            lateral = session.get_bind().dialect.name == POSTGRESQL
+            make = lateral_of if lateral else union_of
+            step = _LATERAL_AT_ONCE if lateral else _UNION_AT_ONCE
+            last: Position | None = None
+            for start in range(0, len(ids), step):
+                between = _between(after, last, newest_first=newest_first)
+                statement = make(
+                    ids[start : start + step], category, between, limit, newest_first=newest_first
+                )
+                rows = await session.execute(statement)
+                best.update((row.occurred_at, row.seq) for row in rows)
+                if len(best) >= limit:
+                    kept = sorted(best, reverse=newest_first)[:limit]
+                    best, last = set(kept), Position(*kept[-1])
+        case Selected(statements):
+            for selected in statements:
+                columns = selected.selected_columns
+                some = selected.where(
+                    *_between(after, None, newest_first=newest_first)(
+                        columns.occurred_at, columns.seq
+                    )
+                )
+                ordered = _ordered(
+                    some, columns.occurred_at, columns.seq, limit, newest_first=newest_first
+                )
+                best.update((row.occurred_at, row.seq) for row in await session.execute(ordered))
+    return [Position(*place) for place in sorted(best, reverse=newest_first)[:limit]]
+
+
+Between = Callable[[Any, Any], list[ColumnElement[bool]]]
+
+
+def lateral_of(
+    ids: Sequence[str],
+    category: Category | None,
+    between: Between,
+    limit: int,
+    *,
+    newest_first: bool,
+) -> Select[Any]:
+    """The first of each id, in one plan whatever their number; PostgreSQL."""
+    wanted = (
+        func.unnest(literal(list(ids), ARRAY(String(64))))
+        .table_valued(column("reference", String(64)))
+        .render_derived(name="wanted")
+    )
+    each = _look_up(
+        AuditReference.reference == wanted.c.reference,
+        category,
+        between,
+        limit,
+        newest_first=newest_first,
+    ).lateral("each")
+    both = wanted.join(each, true())
+    statement: Select[Any] = select(each.c.seq, each.c.occurred_at).select_from(both)
+    return _ordered(statement, each.c.occurred_at, each.c.seq, limit, newest_first=newest_first)
+
+
+def union_of(
+    ids: Sequence[str],
+    category: Category | None,
+    between: Between,
+    limit: int,
+    *,
+    newest_first: bool,
+) -> Select[Any]:
+    """The first of each id, in one statement; SQLite."""
     parts = []
-    for candidate in candidates:
-        columns = candidate.selected_columns
-        moment, seq = columns.occurred_at, columns.seq
-        statement = candidate.where(*conditions)
-        if after is not None:
-            statement = statement.where(_beyond(moment, seq, after, newest_first=newest_first))
-        if last is not None:
-            statement = statement.where(_beyond(moment, seq, last, newest_first=not newest_first))
-        key = (moment.desc(), seq.desc()) if newest_first else (moment, seq)
-        part = statement.order_by(*key).limit(limit + 1).subquery()
+    for each in ids:
+        part = _look_up(
+            AuditReference.reference == each, category, between, limit, newest_first=newest_first
+        ).subquery()
         parts.append(select(part.c.seq, part.c.occurred_at))
     every = union_all(*parts).subquery()
     return select(every.c.seq, every.c.occurred_at)
+
+
+def _look_up(
+    of_id: ColumnElement[bool],
+    category: Category | None,
+    between: Between,
+    limit: int,
+    *,
+    newest_first: bool,
+) -> Select[Any]:
+    moment, seq = AuditReference.occurred_at, AuditReference.seq
+    statement: Any = select(seq, moment).where(of_id, *between(moment, seq))
+    if category is not None:
+        statement = statement.where(AuditReference.category == category)
+    return _ordered(statement, moment, seq, limit, newest_first=newest_first)
+
+
+def _ordered(
+    statement: Any, moment: Any, seq: Any, limit: int, *, newest_first: bool
+) -> Select[Any]:
+    key = (moment.desc(), seq.desc()) if newest_first else (moment, seq)
+    ordered: Select[Any] = statement.order_by(*key).limit(limit)
+    return ordered
+
+
+def _between(after: Position | None, last: Position | None, *, newest_first: bool) -> Between:
+    """Conditions on the columns of a position: behind `after`, and before `last`."""
+
+    def conditions(moment: Any, seq: Any) -> list[ColumnElement[bool]]:
+        found = []
+        if after is not None:
+            found.append(_beyond(moment, seq, after, newest_first=newest_first))
+        if last is not None:
+            found.append(_beyond(moment, seq, last, newest_first=not newest_first))
+        return found
+
+    return conditions
 
 
 def _beyond(

@@ -117,7 +117,9 @@ def open_database(text_url: str, info: dict[str, Any] | None = None) -> Database
     """Open the database at `text_url`. `info` is put into every session's `info`."""
     url = parse_url(text_url)
     sqlite = url.get_backend_name() == SQLITE
-    options: dict[str, Any] = {} if sqlite else {"pool_pre_ping": True}
+    # What the planner thinks dear it would compile first, for longer than the query then takes.
+    plain = {"server_settings": {"jit": "off"}}
+    options: dict[str, Any] = {} if sqlite else {"pool_pre_ping": True, "connect_args": plain}
     engine = create_async_engine(url, hide_parameters=True, pool_size=8, **options)
     if sqlite:
         event.listen(engine.sync_engine, "connect", _prepare_sqlite)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import signal
 import socket
@@ -193,7 +194,20 @@ def test_a_subjects_token_opens_no_administration(
     installation.run("tenant", "create", "initech", *url, code=3)
 
 
-@pytest.mark.parametrize("question", [("accesses",), ("denials",)])
+@pytest.mark.parametrize(
+    "question",
+    [
+        ("events", "--category", "control"),
+        ("accesses",),
+        ("denials",),
+        ("key-uses",),
+        ("cross-tenant-hits",),
+        ("report",),
+        ("report", "--json"),
+        ("holds", "list"),
+        ("heads", "list"),
+    ],
+)
 def test_audit_questions_answer(installation: Installation, question: tuple[str, ...]) -> None:
     installation.ask("audit", *question)
 
@@ -229,6 +243,31 @@ def test_a_backup_is_made_while_it_serves_and_verified(
     database = out / "database.db"
     database.write_bytes(database.read_bytes()[:-4096])
     installation.run("backup", "verify", str(out), *state, code=1)
+
+
+def test_the_log_is_verified_against_heads_that_were_kept(
+    installation: Installation, tmp_path: Path
+) -> None:
+    head = tmp_path / "head.jws"
+    head.write_text(installation.ask("audit", "heads", "sign"))
+    assert "INTACT" in installation.ask("audit", "verify", "--heads", str(head))
+    export = tmp_path / "events.jsonl"
+    installation.ask("audit", "events", "--export", str(export), "--order", "chain")
+    events = [json.loads(line) for line in export.read_text().splitlines()]
+    assert [event["seq"] for event in events] == list(range(len(events)))
+    installation.ask("audit", "events", "--export", str(export), code=2)
+    other = head.read_text().split(".")
+    claims = json.loads(base64.urlsafe_b64decode(other[1] + "=="))
+    claims["root"] = "0" * 64
+    other[1] = base64.urlsafe_b64encode(json.dumps(claims).encode()).rstrip(b"=").decode()
+    head.write_text(".".join(other))
+    installation.ask("audit", "verify", "--heads", str(head), code=3)
+
+
+def test_a_hold_is_placed_and_released(installation: Installation) -> None:
+    hold = installation.ask("audit", "holds", "place", "--reason", "matter 1").splitlines()[-1]
+    assert hold in installation.ask("audit", "holds", "list")
+    installation.ask("audit", "holds", "release", hold)
 
 
 def test_a_second_up_on_the_same_state_is_refused_and_harms_nothing(
