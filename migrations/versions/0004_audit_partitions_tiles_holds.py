@@ -68,7 +68,7 @@ _PARTIAL_COLUMNS = {
     ],
     "ix_audit_events_key_tenant_occurred_at_seq": ["tenant", "occurred_at", "seq"],
     "ix_audit_events_alarm_occurred_at_seq": ["occurred_at", "seq"],
-    "ix_audit_references_served": ["reference", "occurred_at"],
+    "ix_audit_references_served": ["occurred_at", "reference"],
     "ix_audit_references_alien": ["occurred_at", "seq"],
 }
 _CATEGORY = """CASE

@@ -97,8 +97,8 @@ class AuditReference(Record):
         Index(None, "reference", "occurred_at", "seq"),
         Index(
             "ix_audit_references_served",
-            "reference",
             "occurred_at",
+            "reference",
             postgresql_where=_is("served"),
             sqlite_where=_is("served"),
         ),

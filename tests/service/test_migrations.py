@@ -7,9 +7,14 @@ from typing import Any
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import Connection, inspect, text
+from sqlalchemy import Connection, inspect, select, text
 
+from policy.signing import Verifier
 from service.app import create_app
+from service.audit import merkle
+from service.audit.events import AuditEvent, Draft
+from service.audit.models import AuditReference, AuditTile
+from service.audit.verify import Intact, verify_chain
 from service.db.metadata import complete_metadata, is_modelled
 from service.db.migrate import check_revision, downgrade_async, newest, upgrade, upgrade_async
 from service.db.session import Database, open_database
@@ -47,6 +52,73 @@ async def test_migrations_go_up_and_down_and_up_again(empty_database_url: str) -
     await upgrade_async(empty_database_url)
     await upgrade_async(empty_database_url)
     assert await _differences(database) == []
+    await database.close()
+
+
+BEFORE_AUDIT = "0003"
+OLD_EVENTS = 600
+
+
+async def _old_audit(database: Database) -> str:
+    """A log as the version before kept it; returns its root."""
+    peaks: list[bytes] = []
+    last = ""
+    async with database.engine.begin() as connection:
+        for seq in range(OLD_EVENTS):
+            draft = Draft(
+                kind="access.load",
+                actor_kind="sidecar",
+                actor="s",
+                outcome="hit" if seq % 2 else "miss",
+                reason="" if seq % 2 else "permission",
+                references=("0" * 64,),
+            )
+            at = f"2026-{1 + seq // 100:02d}-01T00:00:00.{seq:06d}Z"
+            event = AuditEvent(seq, last, at, draft)
+            values = {"seq": seq, "at": at, "prev": last, "hash": event.hash()}
+            values |= {"outcome": draft.outcome, "reason": draft.reason}
+            await connection.execute(
+                text(
+                    "INSERT INTO audit_events (seq, at, occurred_at, kind, actor_kind, actor, subject, "
+                    "target, outcome, reason, details, prev, hash) VALUES (:seq, :at, :at, "
+                    "'access.load', 'sidecar', 's', '', '', :outcome, :reason, '{}', :prev, :hash)"
+                ),
+                values,
+            )
+            await connection.execute(
+                text("INSERT INTO audit_references (seq, reference) VALUES (:seq, :reference)"),
+                {"seq": seq, "reference": "0" * 64},
+            )
+            last = event.hash()
+            peaks = merkle.extend(seq, peaks, [bytes.fromhex(last)])
+        await connection.execute(
+            text("INSERT INTO audit_counter (id, size, hash, peaks) VALUES (1, :n, :last, :peaks)"),
+            {"n": OLD_EVENTS, "last": last, "peaks": b"".join(peaks).hex()},
+        )
+    return merkle.fold(peaks).hex()
+
+
+async def test_the_audit_is_whole_after_going_up_and_down_and_up_with_data(
+    empty_database_url: str,
+) -> None:
+    await upgrade_async(empty_database_url, BEFORE_AUDIT)
+    database = open_database(empty_database_url)
+    root = await _old_audit(database)
+    for _ in range(2):
+        await upgrade_async(empty_database_url)
+        async with database.snapshots() as session:
+            found = await verify_chain(session, Verifier({}))
+            assert found == Intact(OLD_EVENTS, root, 0, 0)
+            tiles = await session.scalars(select(AuditTile.index).order_by(AuditTile.index))
+            assert list(tiles) == [0, 1]
+            alien = await session.scalars(
+                select(AuditReference.category).where(AuditReference.alien)
+            )
+            assert set(alien.all()) == {"served"}
+        await downgrade_async(empty_database_url, BEFORE_AUDIT)
+        async with database.engine.connect() as connection:
+            nodes = await connection.scalar(text("SELECT count(*) FROM audit_nodes"))
+            assert nodes == sum(OLD_EVENTS >> level for level in range(1, 10))
     await database.close()
 
 
