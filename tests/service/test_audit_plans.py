@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from pathlib import Path
-from random import Random
+from random import Random  # noqa: TID251 - seeded questions, no secret
 from typing import Any
 
 import pytest

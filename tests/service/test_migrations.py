@@ -79,9 +79,10 @@ async def _old_audit(database: Database) -> str:
             values |= {"outcome": draft.outcome, "reason": draft.reason}
             await connection.execute(
                 text(
-                    "INSERT INTO audit_events (seq, at, occurred_at, kind, actor_kind, actor, subject, "
-                    "target, outcome, reason, details, prev, hash) VALUES (:seq, :at, :at, "
-                    "'access.load', 'sidecar', 's', '', '', :outcome, :reason, '{}', :prev, :hash)"
+                    "INSERT INTO audit_events (seq, at, occurred_at, kind, actor_kind, actor, "
+                    "subject, target, outcome, reason, details, prev, hash) VALUES (:seq, :at, "
+                    ":at, 'access.load', 'sidecar', 's', '', '', :outcome, :reason, '{}', "
+                    ":prev, :hash)"
                 ),
                 values,
             )
