@@ -1,4 +1,8 @@
-"""The cases that are judged, and those that thresholds were tuned on: other seeds and parameters.
+"""The cases: kinds of load on kinds of machine, each drawn from ranges by a seed.
+
+The tuning set and the judged set have the same kinds and ranges, and nothing else in common: each
+is drawn by a seed of its own, and its traces have seeds of their own. What was seen once is used up
+for judging: then the judged set is drawn anew (`JUDGED_SEED`), committed, and run once.
 
 Machines are the fitted one, scaled: engines of other speeds, a disk that is or becomes slow, a
 link that is shared by many. `saturated_*` is the matrix of llm-d-router pull request 2833: prompt
@@ -7,16 +11,18 @@ length and clients, with stored prefixes, where always loading collapses.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import count, islice, product
+from functools import partial
+from itertools import product
 from random import Random  # noqa: TID251 - seeded cases, no secret
+from typing import Final
 
 from benchmarks.simulation.fit import Fit
 from benchmarks.simulation.machine import Machine
 from benchmarks.traces import Agents, Chat, Rag, Saturated, Trace, Workload
 
-GIB = 2**30
+GIB: Final = 2**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,178 +69,152 @@ class Case:
         return self.scaled.machine(fit)
 
 
-def _shared(tokens_s: float, link_times: float) -> Scaled:
-    """A link that many share, and host memory that holds everything."""
-    return Scaled(tokens_s, host_gib=256, link_times=link_times)
+Setup = tuple[Workload, Scaled, float]
+"""A workload, a machine, and the SLO in seconds."""
 
 
-def _tuning() -> Iterator[Case]:
-    """Broad on purpose: every workload from an idle engine to one that gets twice what it can
-    compute, fast and slow disks and links, small and large host memory.
-    """
-    draw = Random(20261129)
-    seeds = count(1)
-    for kind in ("chat", "rag", "agents"):
-        for load in (0.3, 0.7, 1.2, 2.0):
-            for disk_times in (1.0, draw.choice((3.0, 8.0))):
-                workload = _drawn(kind, draw)
-                link_times, host_gib = draw.choice((1.0, 3.0, 8.0)), draw.choice((6, 16, 48))
-                tokens_s, slo_s = _speed(workload, load)
-                name = f"{kind}_{load}_disk{disk_times:.0f}_link{link_times:.0f}_host{host_gib}"
-                scaled = Scaled(tokens_s, host_gib, disk_times, link_times=link_times)
-                yield Case(name, workload, scaled, slo_s, tuple(islice(seeds, 3)))
-    for tokens, clients in product((1024, 4096, 8192), (32, 64)):
-        link_times, tokens_s = draw.choice((3.0, 8.0)), draw.choice((2e4, 4e4, 6e4))
-        saturated = Saturated(
-            clients, 640 // clients, tokens, 144, 130.0, draw.choice((0.3, 1.0)) * tokens / 2048
-        )
-        yield Case(
-            f"saturated_{tokens // 1024}k_c{clients}_link{link_times:.0f}_{tokens_s / 1000:.0f}k",
-            saturated,
-            _shared(tokens_s, link_times),
-            round(0.2 + 12 * tokens / tokens_s, 2),
-            tuple(islice(seeds, 3)),
-        )
-    yield Case(
-        "disk_becomes_slow",
-        Rag(700, documents=1500),
-        Scaled(24_000, 12, 12.0, 100.0),
-        1.0,
-        tuple(islice(seeds, 3)),
+def _chat(draw: Random) -> Chat:
+    return Chat(
+        sessions=180,
+        sessions_per_s=draw.uniform(0.3, 0.6),
+        turns_mean=draw.uniform(4.0, 5.0),
+        user_tokens=draw.uniform(270, 330),
+        answer_tokens=draw.uniform(320, 370),
+        attachment_tokens=draw.uniform(4500, 6500),
+        system_tokens=16 * draw.randint(72, 112),
+        gap_s=draw.uniform(28, 45),
+        burst=draw.uniform(1.6, 2.6),
+        tenants=draw.randint(3, 5),
     )
 
 
-def _drawn(kind: str, draw: Random) -> Workload:
-    match kind:
-        case "chat":
-            return Chat(
-                160,
-                draw.choice((0.3, 0.6)),
-                attachment_tokens=draw.choice((4000.0, 6500.0)),
-                gap_s=draw.choice((20.0, 40.0)),
-                burst=draw.choice((1.5, 3.0)),
-            )
-        case "rag":
-            return Rag(
-                700,
-                draw.choice((1.5, 2.5)),
-                documents=draw.choice((800, 2500)),
-                zipf=draw.choice((0.95, 1.05)),
-                burst=draw.choice((1.2, 2.5)),
-                warm=draw.choice((0, 400)),
-            )
-        case _:
-            return Agents(
-                30,
-                draw.choice((0.02, 0.04)),
-                turn_tokens=draw.choice((1500.0, 2200.0)),
-                tool_s=draw.choice((4.0, 9.0)),
-                burst=draw.choice((1.5, 2.0)),
-            )
+def _rag(draw: Random, per_s: float, warm: int = 0) -> Rag:
+    return Rag(
+        requests=800,
+        requests_per_s=per_s,
+        documents=draw.randint(1200, 2400),
+        zipf=draw.uniform(0.95, 1.05),
+        document_tokens=draw.uniform(3200, 3800),
+        question_tokens=draw.uniform(60, 80),
+        answer_tokens=draw.uniform(55, 80),
+        system_tokens=16 * draw.randint(24, 44),
+        burst=draw.uniform(1.3, 2.3),
+        warm=warm,
+    )
 
 
-def _speed(workload: Workload, load: float) -> tuple[float, float]:
-    """Tokens a second with which computing everything takes `load` of the time, and an SLO."""
+def _agents(draw: Random) -> Agents:
+    return Agents(
+        sessions=32,
+        sessions_per_s=draw.uniform(0.03, 0.06),
+        turns_mean=draw.uniform(12, 21),
+        turn_tokens=draw.uniform(1500, 2500),
+        answer_tokens=draw.uniform(250, 320),
+        tools_tokens=256 * draw.randint(22, 28),
+        tool_s=draw.uniform(4, 9),
+        tool_spread=draw.uniform(1.2, 1.5),
+        burst=draw.uniform(1.4, 2.0),
+    )
+
+
+def _on(
+    workload: Workload, load: float, host_gib: int, disk_times: float = 1.0, slow_from_s: float = 0
+) -> Setup:
+    """A machine whose engine takes `load` of the time to compute every prompt in full."""
     requests = workload.trace("", 0).requests
     tokens = sum(request.prompt_tokens for request in requests)
     context_s = sum(request.prompt_tokens**2 for request in requests) * 1.5e-9 / 2
     span_s = max(request.at_s for request in requests)
-    tokens_s = tokens / max(span_s * load - context_s, 0.3 * span_s * load)
-    return round(tokens_s), round(0.3 + 5 * tokens / len(requests) / tokens_s, 2)
+    tokens_s = round(tokens / max(span_s * load - context_s, 0.3 * span_s * load))
+    slo_s = round(0.3 + 5 * tokens / len(requests) / tokens_s, 2)
+    return workload, Scaled(tokens_s, host_gib, disk_times, slow_from_s), slo_s
 
 
-TUNING = tuple(_tuning())
+def _usual_chat(draw: Random) -> Setup:
+    return _on(_chat(draw), draw.uniform(0.8, 1.3), draw.randint(36, 56))
 
-JUDGED = (
-    Case(
-        "chat",
-        Chat(190, 0.45, 4.9, 310.0, 360.0, 5600.0, 1792, 32.0, 2.2, 5),
-        Scaled(15_000, 44),
-        2.0,
-        (3101, 3102, 3103),
-    ),
-    Case(
-        "rag",
-        Rag(900, 2.0, 2200, 1.0, 3500.0, 2, 72.0, 70.0, 640, 2.2),
-        Scaled(26_000, 24),
-        1.0,
-        (3201, 3202, 3203),
-    ),
-    Case(
-        "agents",
-        Agents(32, 0.05, 16.0, 1800.0, 270.0, 6656, 7.0, 1.4, 1.8, 3),
-        Scaled(21_000, 40),
-        2.0,
-        (3301, 3302, 3303),
-    ),
-    Case(
-        "slow_disk",
-        Chat(150, 0.28, 4.7, 330.0, 350.0, 5200.0, 1280, 42.0, 2.2, 4),
-        Scaled(15_000, 14, 7.0),
-        2.0,
-        (3401, 3402, 3403),
-    ),
-    Case(
-        "disk_becomes_slow",
-        Rag(700, 1.7, 1300, 1.0, 3300.0, 2, 72.0, 64.0, 640, 1.8),
-        Scaled(25_000, 14, 10.0, slow_from_s=110.0),
-        1.0,
-        (3501, 3502, 3503),
-    ),
-    Case(
-        "idle_engine",
-        Rag(500, 0.45, 2300, 0.95, 3500.0, 2, 72.0, 55.0, 384, 1.3, warm=650),
-        Scaled(75_000, 7),
-        0.4,
-        (3601, 3602, 3603),
-    ),
-    Case(
-        "busy_engine",
-        Rag(800, 1.6, 1600, 1.0, 3300.0, 2, 72.0, 80.0, 448, 1.6),
-        Scaled(12_500, 180),
-        2.0,
-        (3701, 3702, 3703),
-    ),
-    Case(
-        "overloaded",
-        Chat(170, 0.5, 4.6, 320.0, 340.0, 6000.0, 1408, 30.0, 2.0, 4),
-        Scaled(9_000, 12),
-        3.0,
-        (3801, 3802, 3803),
-    ),
-    Case(
-        "saturated_1k_c64",
-        Saturated(64, 12, 1024, 128, 135.0, 0.45, 8.0),
-        _shared(33_000, 6.5),
-        0.5,
-        (3901, 3902, 3903),
-    ),
-    Case(
-        "saturated_2k_c32",
-        Saturated(32, 20, 2048, 144, 130.0, 0.8, 8.0),
-        _shared(35_000, 7.5),
-        0.75,
-        (4001, 4002, 4003),
-    ),
-    Case(
-        "saturated_4k_c64",
-        Saturated(64, 10, 4096, 160, 130.0, 3.0, 9.0),
-        _shared(42_000, 6.5),
-        1.0,
-        (4101, 4102, 4103),
-    ),
-    Case(
-        "saturated_8k_c32",
-        Saturated(32, 16, 8192, 176, 125.0, 3.2, 9.0),
-        _shared(52_000, 7.5),
-        1.0,
-        (4201, 4202, 4203),
-    ),
-    Case(
-        "saturated_8k_c64",
-        Saturated(64, 10, 8192, 176, 130.0, 5.5, 11.0),
-        _shared(58_000, 7.5),
-        1.5,
-        (4301, 4302, 4303),
-    ),
-)
+
+def _usual_rag(draw: Random) -> Setup:
+    return _on(_rag(draw, draw.uniform(1.5, 2.5)), draw.uniform(0.5, 0.9), draw.randint(16, 32))
+
+
+def _usual_agents(draw: Random) -> Setup:
+    return _on(_agents(draw), draw.uniform(0.8, 1.3), draw.randint(30, 50))
+
+
+def _slow_disk(draw: Random) -> Setup:
+    return _on(_chat(draw), draw.uniform(0.5, 0.8), draw.randint(10, 18), draw.uniform(5, 9))
+
+
+def _disk_becomes_slow(draw: Random) -> Setup:
+    rag = _rag(draw, draw.uniform(1.4, 2.0))
+    return _on(
+        rag,
+        draw.uniform(0.4, 0.7),
+        draw.randint(10, 18),
+        draw.uniform(8, 12),
+        draw.uniform(80, 140),
+    )
+
+
+def _idle_engine(draw: Random) -> Setup:
+    rag = _rag(draw, draw.uniform(0.35, 0.6), warm=draw.randint(400, 800))
+    return _on(rag, draw.uniform(0.04, 0.1), draw.randint(6, 10))
+
+
+def _busy_engine(draw: Random) -> Setup:
+    return _on(_rag(draw, draw.uniform(1.4, 2.0)), draw.uniform(0.85, 1.1), draw.randint(150, 200))
+
+
+def _overloaded(draw: Random) -> Setup:
+    return _on(_chat(draw), draw.uniform(1.7, 2.3), draw.randint(10, 16))
+
+
+def _saturated(tokens: int, clients: int, draw: Random) -> Setup:
+    tokens_s = draw.uniform(30_000, 60_000)
+    # An answer takes about 1.7 s; what is left of a client's round is its pause.
+    gap_s = max(clients * tokens / tokens_s / draw.uniform(0.7, 1.2) - 1.7, 0.3)
+    workload = Saturated(
+        clients=clients,
+        rounds=1024 // clients,
+        prompt_tokens=tokens,
+        fresh_tokens=16 * draw.randint(8, 12),
+        answer_tokens=draw.uniform(110, 140),
+        gap_s=gap_s,
+        ramp_s=draw.uniform(7, 12),
+    )
+    machine = Scaled(tokens_s, host_gib=256, link_times=draw.uniform(5, 8.5))
+    return workload, machine, round(0.2 + 12 * tokens / tokens_s, 2)
+
+
+KINDS: Final[Mapping[str, Callable[[Random], Setup]]] = {
+    "chat": _usual_chat,
+    "rag": _usual_rag,
+    "agents": _usual_agents,
+    "slow_disk": _slow_disk,
+    "disk_becomes_slow": _disk_becomes_slow,
+    "idle_engine": _idle_engine,
+    "busy_engine": _busy_engine,
+    "overloaded": _overloaded,
+    **{
+        f"saturated_{tokens // 1024}k_c{clients}": partial(_saturated, tokens, clients)
+        for tokens, clients in product((1024, 2048, 4096, 8192), (32, 64))
+    },
+}
+
+
+def drawn(seed: int, variants: int, traces: int) -> Iterator[Case]:
+    """Every kind `variants` times, each with so many traces, by one seed."""
+    seeds = iter(range(seed * 100_000, (seed + 1) * 100_000))
+    for kind, setup in KINDS.items():
+        draw = Random(f"{seed} {kind}")
+        for variant in range(variants):
+            workload, scaled, slo_s = setup(draw)
+            name = kind if variants == 1 else f"{kind}_{'abcdefgh'[variant]}"
+            yield Case(name, workload, scaled, slo_s, tuple(next(seeds) for _ in range(traces)))
+
+
+TUNING_SEED: Final = 1
+JUDGED_SEED: Final = 2
+TUNING: Final = tuple(drawn(TUNING_SEED, variants=3, traces=4))
+JUDGED: Final = tuple(drawn(JUDGED_SEED, variants=1, traces=8))
