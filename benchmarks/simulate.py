@@ -5,9 +5,10 @@ What decides is the production code: `sidecar.cost`, appraisal, model, backlog a
 measured on this machine; engines and disks are scaled from there. The judged traces have other
 seeds and other parameters than those that thresholds were tuned on.
 
-Judged are P95 and P99 of the time to first token and goodput (requests within the SLO a second):
-ours must be the best or within 2% of the best policy in each of them, on every trace. Exits with
-1 where it is not.
+Judged are P50, P95 and P99 of the time to first token and goodput (requests within the SLO a
+second): ours must be the best or within 2% of the best policy in each of them, on every case. A
+case pools five traces of 800 requests and more (fewer for agents), since the P99 of one of them
+moves by more than 2% with the luck of a single request. Exits with 1 where a bound does not hold.
 """
 
 from __future__ import annotations
@@ -143,7 +144,7 @@ def _names(results: Sequence[Result]) -> list[str]:
 def _judge_trace(name: str, results: Sequence[Result]) -> Iterator[Verdict]:
     of_trace = [result for result in results if result.trace == name]
     ours = next(result for result in of_trace if result.policy == Policy.OURS)
-    for metric in ("ttft_p95_s", "ttft_p99_s"):
+    for metric in ("ttft_p50_s", "ttft_p95_s", "ttft_p99_s"):
         best = min(of_trace, key=lambda result: float(getattr(result, metric)))
         value, least = float(getattr(ours, metric)), float(getattr(best, metric))
         yield Verdict(name, metric, value, least, best.policy, value / least)

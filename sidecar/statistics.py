@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sidecar.control.gate import GateState
-from sidecar.cost.model import CostRow
+from sidecar.cost.restores import CostRow
 from sidecar.degrade.watch import WatchStatistics
 from sidecar.prefetch.statistics import PrefetchStatistics
 from sidecar.record.spool import SpoolStatistics

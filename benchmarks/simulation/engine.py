@@ -57,6 +57,7 @@ class EngineModel:
         self._stepping = False
         self._prefill_tokens = 0
         self._prefill_us = 0.0
+        self._prefill_steps = 0
 
     def wait(self) -> None:
         """A request whose prefix is being brought."""
@@ -79,6 +80,7 @@ class EngineModel:
             prefill_us=int(self._prefill_us),
             busy_us=0,
             idle_us=0,
+            prefill_steps=self._prefill_steps,
         )
 
     def _step(self) -> None:
@@ -116,6 +118,7 @@ class EngineModel:
         if took:
             self._prefill_tokens += sum(part for _, part in took)
             self._prefill_us += takes_s * 1e6
+            self._prefill_steps += 1
         for job, _ in took:
             if not job.left:
                 self._first_token(job)

@@ -1,7 +1,7 @@
 """Replay one trace under one policy.
 
-Once a second the engine reports, as the connector does; the sidecar knows nothing more. Noise is
-drawn from (seed, what is done), not from the order in which it is done, so that all policies meet
+Ten times a second the engine reports, as the connector does; the sidecar knows nothing more. Noise
+is drawn from (seed, what is done), not from the order in which it is done, so that all policies meet
 the same noise.
 """
 
@@ -25,7 +25,7 @@ from sidecar.cost.appraisal import AppraisalSettings
 from sidecar.cost.decision import Offer
 from storage.tiers.protocol import TierName
 
-_REPORT_S: Final = 1.0
+_REPORT_S: Final = 0.1
 
 
 class Policy(StrEnum):

@@ -95,7 +95,6 @@ class Appraiser:
         self._decisions: Counter[tuple[str, str]] = Counter()
         self._saved_byte_s: float | None = None
         self._clock = clock
-        self._tail = -math.log(1.0 - self._settings.quantile)
         self._probes: dict[TierName, _Probes] = {}
         self._promised: OrderedDict[tuple[str, str], float] = OrderedDict()
 
@@ -206,14 +205,19 @@ class Appraiser:
         usual_s = 0.0 if usual is None else usual.value
         # Those who load now keep their place: what they have left to compute comes first.
         ahead = self.backlog.owed_tokens(engine) + self.backlog.loading_tokens(engine)
-        wait_s = ahead * usual_s
+        step = self.cost.engine_step(engine)
+        more_steps = max(ahead / step.tokens - 1.0, 0.0) if step.tokens else 0.0
+        wait_s = ahead * usual_s + more_steps * step.fixed_s
+        shared_s = min(ahead, step.tokens) * usual_s
+        busy, per_second = self.cost.engine_busy(engine), self.backlog.prompts_per_second(engine)
         return Prices(
             tiers=tiers,
             prefill_wait_s=wait_s,
+            prefill_shared_s=shared_s,
+            prefill_step_s=step.fixed_s,
             prefill_token_s=None if token is None else token.value,
-            prefill_shadow=self._shadow(
-                self.cost.engine_busy(engine), self.backlog.prompts_per_second(engine), wait_s
-            ),
+            prefill_shadow=self._shadow(busy, per_second * wait_s),
+            prefill_growth=self._shadow(busy, per_second / 2 - busy),
         )
 
     def statistics(self) -> AppraisalStatistics:
@@ -293,23 +297,21 @@ class Appraiser:
             byte_s=byte_s,
             stale=usual.stale and self._may_probe(tier),
             idle=not outstanding,
-            shadow=self._shadow(
-                self.cost.tier_busy(tier),
-                self.backlog.loads_per_second(tier),
-                outstanding * usual.value,
-            ),
+            others=self.backlog.loads(tier),
+            # Loads take turns: who is there already is in `others`.
+            shadow=self._shadow(self.cost.tier_busy(tier), 0.0),
         )
 
     def _may_probe(self, tier: TierName) -> bool:
         known = self._probes.get(tier)
         return known is None or self._clock() >= known.due_ns
 
-    def _shadow(self, busy: float, per_second: float, wait_s: float) -> float:
+    def _shadow(self, busy: float, waiting: float) -> float:
         """What a second of a server costs others: it delays those who come until it is idle.
 
-        In the time that its queue takes there come `per_second` x `wait_s`, beside those who come
-        while one is served; all of it longer by what comes meanwhile. That is the mean; waits are
-        about exponential, whose quantile q is -ln(1 - q) times that.
+        `waiting` come in the time that its queue takes, beside those who come while one is served;
+        all of it longer by what comes meanwhile. It is the mean, which adds up over all of them:
+        weighed three times, as the quantile of a wait is to its mean, too much was given up.
         """
         idle = max(1.0 - busy, self._settings.idle_share_min)
-        return self._tail * (busy + per_second * wait_s) / idle
+        return (busy + waiting) / idle

@@ -9,7 +9,7 @@ Rules:
 - The tokens that an engine owes are kept by prompt, in order of arrival, since it serves them in
   that order. They go down by what its reports count, and between two reports by its last rate.
 - Of prompts that were not begun, as many count as the engine reports waiting, the youngest: the
-  others it has found in its own cache, or given up.
+  others it has found in its own cache, or given up. Those since the last report count in any case.
 - Times are nanoseconds of the clock that is handed in.
 """
 
@@ -82,6 +82,8 @@ class _Debt:
     arrivals: Arrivals = field(default_factory=Arrivals)
     begun: int = 0
     """Prompts since the last report."""
+    owed_since: int = 0
+    """Of these, those that can be computed: the engine planned its last step without them."""
     mean_tokens: float = 0.0
     as_of_ns: int = 0
     per_second: float = 0.0
@@ -190,7 +192,8 @@ class Backlog:
                 break
             self._settle(debt, oldest)
             left -= owed
-        kept = max(report.waiting - debt.loading, 0)
+        kept = max(report.waiting - debt.loading, debt.owed_since)
+        debt.owed_since = 0
         if report.running and debt.begun_prompt is not None:
             kept += 1
         while len(debt.prompts) > kept:
@@ -207,6 +210,15 @@ class Backlog:
         """Bytes of this tier that are promised and not brought."""
         self._expire(self._clock())
         return self._restoring.get(tier, 0)
+
+    def loads(self, tier: TierName) -> tuple[int, ...]:
+        """Bytes of this tier that each load in flight has left, ascending."""
+        self._expire(self._clock())
+        return tuple(
+            sorted(
+                left for each in self._promises.values() if (left := each.restores.get(tier, 0)) > 0
+            )
+        )
 
     def owed_tokens(self, engine: str) -> float:
         """Tokens that this engine has yet to compute for the prompts that it can compute now."""
@@ -237,6 +249,7 @@ class Backlog:
             self._settle(debt, request)
         debt.prompts[request] = float(tokens)
         debt.tokens += tokens
+        debt.owed_since += 1
         if len(debt.prompts) > self._promises_max:
             self._settle(debt, next(iter(debt.prompts)))
 

@@ -1,25 +1,28 @@
 """Restore, recompute, or restore a part: what brings the first token sooner (DESIGN section 9).
 
-    restore n tokens:  max(wait of the tiers + bringing n, prefill queue) + computing the rest
-    recompute:         prefill queue + computing all
+    restore n tokens:  max(wait of the tiers + bringing n, steps before) + shared step + the rest
+    recompute:         steps before + shared step + computing all
 
 A request keeps its place in the engine's queue while its prefix is brought, hence the maximum:
-what is brought while one would have waited anyway is free. Blocks are brought from the front, so
-that a choice is a number of blocks.
+what is brought while one would have waited anyway is free. An engine computes those who wait in
+batches: what would share this prompt's own step is no time to bring in, since who comes after the
+step has begun waits for the next one. Blocks are brought from the front, so that a choice is a
+number of blocks. Loads of a tier take turns: the more one wants, the longer one waits.
 
 To that comes what the choice costs others: the time that it takes from a busy engine or a busy
 tier, times what a second there delays those who come until it is idle: the more, the longer its
-queue (`TierPrice.shadow`, `Prices.prefill_shadow`). Without it each request takes what is best for
-itself, and a link or an engine near its limit is pushed over it. What a request gives up for others
-is bounded.
+queue (`TierPrice.shadow`, `Prices.prefill_shadow`). An engine serves in order: a long prompt
+delays those as well who come while it is computed (`prefill_growth`); a load delays those that are
+there by its turns. Without it each request takes what is best for itself, and a link or an engine
+near its limit is pushed over it. What a request gives up for others is bounded.
 
 Rules:
 - Everything here is pure: prices and queues are handed in as values, nothing waits, nothing is
   read. The simulator imports this very module.
 - Never more than the hit, and whole blocks only.
-- What is unknown is restored: a cold start restores, as long as not much is being brought blindly
-  already. A tier whose figures have faded, and which nobody uses, is asked for a few blocks again,
-  so that it can be found to have recovered.
+- What is unknown is restored: a cold start restores what comes soon by what is assumed, as long as
+  not much is being brought blindly already. A tier whose figures have faded, and which nobody
+  uses, is asked for a few blocks again, so that it can be found to have recovered.
 - Both sides are priced at the quantile of the SLO. Bringing a quarter of the hit or more is one
   side, less than that the other. To change sides, the other must be better by a margin of what
   computing the hit takes (hysteresis); within a side the best length is taken, of equally good
@@ -129,7 +132,10 @@ class TierPrice:
     idle: bool = False
     """Nothing is being brought from it."""
     shadow: float = 0.0
-    """Seconds that others lose for each second that this takes."""
+    """Seconds that those to come lose for each second that this takes."""
+    others: tuple[int, ...] = ()
+    """Bytes that each load in flight has left, ascending; `wait_s` is what all of them take.
+    Loads take turns: who wants little waits for as much of each of them, no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +148,12 @@ class Prices:
     """Until the engine has computed what is before this prompt, by those who still load too."""
     prefill_token_s: float | None
     prefill_shadow: float = 0.0
+    prefill_growth: float = 0.0
+    """So much more shadow for each second that this prompt computes: of those who come then."""
+    prefill_shared_s: float = 0.0
+    """Of the wait, what is computed in the same step as this prompt: who comes later misses it."""
+    prefill_step_s: float = 0.0
+    """What a step costs beside its tokens."""
 
 
 class Lean(StrEnum):
@@ -160,12 +172,12 @@ class DecisionSettings:
     side: float = 0.25
     gain_min: float = 0.03
     """A little is brought only where it gains this share of what recomputing would take."""
-    sacrifice: float = 0.5
+    sacrifice: float = 0.3
     """What a request may lose for others, as a share of the least that it can take: one that
     gives up more becomes one of the slow ones itself."""
     probe_blocks: int = 2
     cold_wait_s: float = 0.1
-    """With more than this to be brought first, nothing more is brought blindly."""
+    """No more is brought blindly than takes so long, with what is to be brought first."""
 
 
 def decide(
@@ -179,11 +191,7 @@ def decide(
     token_s = prices.prefill_token_s
     used = [prices.tiers[tier] for tier in {block.tier for block in offer.hit}]
     if token_s is None or not all(price.known for price in used):
-        # What is brought while one would wait for the engine anyway is free.
-        free_s = max(settings.cold_wait_s, prices.prefill_wait_s)
-        if any(price.wait_s > free_s for price in used):
-            return Recompute(Why.COLD)
-        return Restore(whole, Why.COLD)
+        return _blind(offer, prices, settings)
     own, all_in = _times(offer, prices, token_s)
     bound = min(own) * (1.0 + settings.sacrifice)
     first = _first_of_restoring(offer, settings)
@@ -231,22 +239,58 @@ def _side(
 def _times(offer: Offer, prices: Prices, token_s: float) -> tuple[list[float], list[float]]:
     """Seconds to the first token when 0, 1, 2, ... blocks are brought, and with others' loss."""
     wait = prices.prefill_wait_s
-    own = [wait + offer.prompt_tokens * token_s]
-    all_in = [own[0] + offer.prompt_tokens * token_s * prices.prefill_shadow]
-    tiers: set[TierName] = set()
+    step_s = prices.prefill_step_s
+    shared_s = min(prices.prefill_shared_s, wait)
+    own = [wait + step_s + offer.prompt_tokens * token_s]
+    all_in = [own[0] + _others_loss(offer.prompt_tokens * token_s, prices)]
+    turns: dict[TierName, _Turns] = {}
     queue_s = bring_s = shadow_s = 0.0
     for block in offer.hit:
         price = prices.tiers[block.tier]
-        if block.tier not in tiers:
-            tiers.add(block.tier)
-            queue_s = max(queue_s, price.wait_s)
+        turn = turns.get(block.tier)
+        if turn is None:
+            turn = turns[block.tier] = _Turns(price)
             bring_s += price.fixed_s
+        before_s = turn.wait_s
+        turn.take(block.nbytes)
+        queue_s = max(queue_s, turn.wait_s)
         bring_s += block.nbytes * price.byte_s
-        shadow_s += block.nbytes * price.byte_s * price.shadow
+        shadow_s += block.nbytes * price.byte_s * price.shadow + (turn.wait_s - before_s)
         rest_s = (offer.prompt_tokens - block.end) * token_s
-        own.append(max(queue_s + bring_s, wait) + rest_s)
-        all_in.append(own[-1] + shadow_s + rest_s * prices.prefill_shadow)
+        own.append(max(queue_s + bring_s, wait - shared_s) + shared_s + step_s + rest_s)
+        all_in.append(own[-1] + shadow_s + _others_loss(rest_s, prices))
     return own, all_in
+
+
+def _others_loss(computing_s: float, prices: Prices) -> float:
+    """What others lose when this prompt computes for so long: an engine serves in order."""
+    return computing_s * (prices.prefill_shadow + computing_s * prices.prefill_growth)
+
+
+class _Turns:
+    """How long one waits for a tier whose loads take turns, the more, the more one wants."""
+
+    __slots__ = ("_brought", "_byte_s", "_others", "_passed", "wait_s")
+
+    def __init__(self, price: TierPrice) -> None:
+        self._others = price.others
+        total = sum(price.others)
+        self._byte_s = price.wait_s / total if total else 0.0
+        self._passed = 0
+        """So many of the others have no more left than was brought."""
+        self._brought = 0
+        self.wait_s = 0.0 if total else price.wait_s
+
+    def take(self, nbytes: int) -> None:
+        """So much more is brought: each of the others has had as much meanwhile, or all it had."""
+        others, upto = self._others, self._brought + nbytes
+        waited = 0
+        while self._passed < len(others) and others[self._passed] <= upto:
+            waited += others[self._passed] - self._brought
+            self._passed += 1
+        waited += nbytes * (len(others) - self._passed)
+        self._brought = upto
+        self.wait_s += waited * self._byte_s
 
 
 def _first_of_restoring(offer: Offer, settings: DecisionSettings) -> int:
@@ -261,6 +305,22 @@ def _best(
     """The best of these lengths within the bound; of equally good ones the longest."""
     within = [length for length in lengths if own[length] <= bound]
     return min(within, key=lambda length: (all_in[length], -length), default=None)
+
+
+def _blind(offer: Offer, prices: Prices, settings: DecisionSettings) -> Decision:
+    """As much as comes soon enough by what is known or assumed, a few blocks at least."""
+    # What is brought while one would wait for the engine anyway is free.
+    free_s = max(settings.cold_wait_s, prices.prefill_wait_s)
+    bring_s, blocks = 0.0, 0
+    for block in offer.hit:
+        price = prices.tiers[block.tier]
+        if price.wait_s > free_s:
+            break
+        bring_s += block.nbytes * price.byte_s
+        if price.wait_s + bring_s > free_s and (price.wait_s or blocks >= settings.probe_blocks):
+            break
+        blocks += 1
+    return _bring(offer, blocks, Why.COLD, 0.0, 0.0) if blocks else Recompute(Why.COLD)
 
 
 def _probe(offer: Offer, prices: Prices, settings: DecisionSettings) -> int:

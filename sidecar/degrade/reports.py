@@ -43,6 +43,7 @@ def checked(report: Report) -> Report:
     values = (
         report.pages, report.free_pages, report.running, report.waiting,
         report.prefill_tokens, report.prefill_us, report.busy_us, report.idle_us,
+        report.prefill_steps,
     )  # fmt: skip
     if min(values) < 0 or max(values) > COUNTER_MAX or report.free_pages > report.pages:
         raise ProtocolViolation("a report's numbers contradict each other", field="report")

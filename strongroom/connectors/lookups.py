@@ -155,14 +155,14 @@ class Lookups:
         self._count = 0
         self._lease_ns = 0
         self._lapse_told = False
-        self._beat: Callable[[int], None] | None = None
+        self._beat: Callable[[int], int] | None = None
 
     def attach(self, link: Link) -> None:
         """Use `link` from now on."""
         self._link = link
 
-    def beat(self, beat: Callable[[int], None]) -> None:
-        """Call `beat` on the IO thread from now on, with the time, more than once a second."""
+    def beat(self, beat: Callable[[int], int]) -> None:
+        """Call `beat` on the IO thread from now on, with the time; it says when it is due again."""
         self._beat = beat
 
     @property
@@ -369,10 +369,8 @@ class Lookups:
             self._lease_ns = 0
 
     def due(self, now_ns: int) -> int | None:
-        """No deadline is served here: the engine asks again on its own."""
-        if self._beat is not None:
-            self._beat(now_ns)
-        return None
+        """Only the beat's: for what it waits for the engine asks again on its own."""
+        return None if self._beat is None else self._beat(now_ns)
 
     def _standing(self, known: _Known) -> Standing:
         if known.refused or known.generation != self._generation():

@@ -1,7 +1,7 @@
 """What the scheduler's side can say of its engine: pages, queues, and where the time goes.
 
 The scheduling thread calls the meter once a step, which costs a few additions. The IO thread sends
-what was last published, about once a second, also while the engine rests; nothing ever waits.
+what was last published, about ten times a second, also while the engine rests; nothing ever waits.
 
 How time is counted: what passes from one call of the scheduler to the next belongs to the step that
 the first one planned. A step with tokens is busy time; one with prompt tokens is prefill time too;
@@ -19,7 +19,8 @@ from typing import Final
 from strongroom.clock import Clock, boot_ns
 from strongroom.wire.frames import EngineFrame, Report
 
-REPORT_NS: Final = 1_000_000_000
+REPORT_NS: Final = 100_000_000
+"""A step takes some 10 to 100 ms: what was said a second ago knows nothing of the queue now."""
 _NS_PER_US: Final = 1000
 _log = logging.getLogger(__name__)
 
@@ -45,8 +46,8 @@ class EngineMeter:
         self._tokens = 0
         self._prompt_tokens = 0
         self._loading = False
-        self._counters = (0, 0, 0, 0)
-        """Prefill tokens and microseconds, busy and idle microseconds."""
+        self._counters = (0, 0, 0, 0, 0)
+        """Prefill tokens, microseconds and steps, busy and idle microseconds."""
         self._load = (0, 0)
         """Running and waiting."""
 
@@ -80,7 +81,7 @@ class EngineMeter:
             _log.exception("the engine's pages could not be counted")
             self._pages = unknown_pages
             pages = free_pages = 0
-        prefill_tokens, prefill_us, busy_us, idle_us = self._counters
+        prefill_tokens, prefill_us, prefill_steps, busy_us, idle_us = self._counters
         running, waiting = self._load
         return Report(
             pages=pages,
@@ -91,6 +92,7 @@ class EngineMeter:
             prefill_us=prefill_us,
             busy_us=busy_us,
             idle_us=idle_us,
+            prefill_steps=prefill_steps,
         )
 
     def _close(self, now_ns: int) -> None:
@@ -98,27 +100,31 @@ class EngineMeter:
             return
         passed_us = max(0, now_ns - self._began_ns) // _NS_PER_US
         self._began_ns = 0
-        prefill_tokens, prefill_us, busy_us, idle_us = self._counters
+        prefill_tokens, prefill_us, prefill_steps, busy_us, idle_us = self._counters
         if self._tokens:
             busy_us += passed_us
             if self._prompt_tokens:
                 prefill_tokens += self._prompt_tokens
                 prefill_us += passed_us
+                prefill_steps += 1
         elif self._loading:
             idle_us += passed_us
-        self._counters = (prefill_tokens, prefill_us, busy_us, idle_us)
+        self._counters = (prefill_tokens, prefill_us, prefill_steps, busy_us, idle_us)
 
 
 class ReportBeat:
-    """Sends a meter's report about once a second; called by the IO thread, often."""
+    """Sends a meter's report about ten times a second; called by the IO thread, often."""
 
     def __init__(self, meter: EngineMeter, send: Callable[[EngineFrame], bool]) -> None:
         self._meter = meter
         self._send = send
         self._next_ns = 0
 
-    def __call__(self, now_ns: int) -> None:
-        """Send, if it is time. What cannot be sent is not sent later: the next one says more."""
+    def __call__(self, now_ns: int) -> int:
+        """Send, if it is time; returns when it is next. What cannot be sent is not sent later: the
+        next one says more.
+        """
         if now_ns >= self._next_ns:
             self._next_ns = now_ns + REPORT_NS
             self._send(self._meter.report())
+        return self._next_ns

@@ -158,7 +158,7 @@ class Finish(msgspec.Struct, frozen=True, tag="finish"):
 
 
 class Report(msgspec.Struct, frozen=True, tag="report"):
-    """How the engine is doing, from its scheduler about once a second; counters since its start.
+    """How the engine is doing, from its scheduler ten times a second; counters since its start.
 
     Used for cost and degradation alone: nothing that is said here widens what may be served.
     """
@@ -174,6 +174,8 @@ class Report(msgspec.Struct, frozen=True, tag="report"):
     busy_us: int
     idle_us: int
     """Time without a step in flight while requests were waiting for a load."""
+    prefill_steps: int = 0
+    """Steps that computed prompts; 0 from an engine that does not count them."""
 
 
 class Hint(msgspec.Struct, frozen=True, tag="hint"):

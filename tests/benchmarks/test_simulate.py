@@ -42,7 +42,7 @@ def peers() -> list[Result]:
 
 def test_ours_is_the_best_or_close_to_it_on_a_reduced_set(peers: list[Result]) -> None:
     verdicts = judge([*peers, *(replay(case, Policy.OURS) for case in REDUCED)])
-    assert len(verdicts) == 3 * len(REDUCED)
+    assert len(verdicts) == 4 * len(REDUCED)
     assert [verdict for verdict in verdicts if not verdict.holds] == []
 
 
@@ -108,7 +108,7 @@ def test_the_command_writes_what_it_judged(tmp_path: Path) -> None:
     done = subprocess.run(
         [
             sys.executable, "-m", "benchmarks.simulate", "--costs", "recorded", "--processes", "1",
-            "--traces", "saturated_2k_c32", "--out", str(tmp_path),
+            "--tuning", "--traces", "saturated_2k_c32_a", "--out", str(tmp_path),
         ],
         capture_output=True, text=True, check=False, timeout=240,
     )  # fmt: skip

@@ -105,7 +105,26 @@ def test_an_engine_where_nobody_waits_owes_nothing() -> None:
     backlog = Backlog(ManualClock())
     backlog.promise("e", "1", {}, 100_000)  # found in the engine's own cache
     backlog.reported("e", report(0, 0, 0))
+    backlog.reported("e", report(0, 0, 0))
     assert backlog.owed_tokens("e") == 0
+
+
+def test_a_prompt_is_owed_though_the_engine_planned_its_last_step_without_it() -> None:
+    backlog = Backlog(ManualClock())
+    backlog.promise("e", "1", {}, 4000)
+    backlog.reported("e", report(0, 0, 0))  # said before the engine knew that it may begin
+    assert backlog.owed_tokens("e") == 4000
+
+
+def test_loads_are_told_by_what_each_has_left() -> None:
+    backlog = Backlog(ManualClock())
+    backlog.promise("e", "1", {NVME: 300}, 0)
+    backlog.promise("e", "2", {NVME: 200, HOST: 50}, 0)
+    backlog.moved("e", "1", NVME, 250)
+    assert backlog.loads(NVME) == (50, 200)
+    assert backlog.loads(HOST) == (50,)
+    backlog.brought("e", "1")
+    assert backlog.loads(NVME) == (200,)
 
 
 def test_an_engine_that_left_is_forgotten() -> None:
@@ -123,6 +142,7 @@ def test_of_those_who_wait_the_youngest_count_with_what_each_of_them_owes() -> N
     backlog.reported("e", report(0, 0, 0))
     for number, tokens in enumerate((100, 100, 100, 9000, 4700)):
         backlog.promise("e", str(number), {}, tokens)
+    backlog.reported("e", report(0, 0, 2))
     backlog.reported("e", report(0, 0, 2))
     assert backlog.owed_tokens("e") == 13_700
 

@@ -7,7 +7,8 @@ from random import Random  # noqa: TID251 - seeded
 
 import pytest
 
-from sidecar.cost.model import CostModel, CostSettings, Fading
+from sidecar.cost.fading import Fading
+from sidecar.cost.model import CostModel, CostSettings
 from storage.tiers.protocol import TierName
 from strongroom.wire.frames import Report
 from tests.sidecar.harness import ManualClock
@@ -144,7 +145,7 @@ def test_memory_is_bounded_whatever_is_observed() -> None:
         costs.observe_prefill(1 << random.randrange(24), seconds, engine=f"e{number}")
     sketches = [
         sketch
-        for parts in (costs._tiers[TierName.HOST].total, costs._tiers[TierName.HOST].queue)
+        for parts in (costs._tiers[TierName.HOST]._total, costs._tiers[TierName.HOST]._queue)
         for fading in parts.values()
         for sketch in (fading._now, fading._earlier)
         if sketch is not None
@@ -184,3 +185,42 @@ def test_the_first_report_of_another_life_counts_whole() -> None:
     known = model.prefill_per_token("e", 1_000, 0.5)
     assert known is not None
     assert known.value == pytest.approx(1e-3, rel=0.05)
+
+
+def steps_of(costs: CostModel, clock: ManualClock, *, counted: bool) -> None:
+    """Steps of 12 ms and 20 us a token, some with many tokens, some with few."""
+    tokens = micros = steps = 0
+    costs.observe_report("e", Report(9, 9, 0, 0, 0, 0, 0, 0))
+    for number in range(80):
+        clock.advance(0.1)
+        in_steps, each = (2, 512) if number % 2 else (1, 4096)
+        steps += in_steps
+        tokens += in_steps * each
+        micros += in_steps * (12_000 + each * 20)
+        told = steps if counted else 0
+        costs.observe_report("e", Report(9, 9, 1, 0, tokens, micros, 0, 0, told), prompts=1)
+
+
+def test_a_steps_own_cost_is_told_apart_from_its_tokens() -> None:
+    clock = ManualClock()
+    costs = model(clock)
+    steps_of(costs, clock, counted=True)
+    step = costs.engine_step("e")
+    assert step.fixed_s == pytest.approx(0.012, rel=0.1)
+    for tokens in (1024, 4096):
+        known = costs.prefill_per_token("e", tokens, 0.5)
+        assert known is not None
+        assert known.value == pytest.approx(20e-6, rel=0.15)
+    # A report is of 0.1 s: 82 ms of tokens in one, 20 ms in the other; with its steps' own cost
+    # the engine would look half as busy again.
+    assert costs.engine_busy("e") == pytest.approx(0.8 * (0.082 + 0.020) / 0.2, abs=0.05)
+
+
+def test_an_engine_that_does_not_count_its_steps_has_no_cost_beside_its_tokens() -> None:
+    clock = ManualClock()
+    costs = model(clock)
+    steps_of(costs, clock, counted=False)
+    assert costs.engine_step("e").fixed_s == 0.0
+    known = costs.prefill_per_token("e", 1024, 0.5)
+    assert known is not None
+    assert known.value == pytest.approx(20e-6 + 0.012 / 512, rel=0.1)

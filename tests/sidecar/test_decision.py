@@ -150,10 +150,52 @@ def test_hysteresis_does_not_flap_where_both_sides_are_about_equal() -> None:
 @pytest.mark.parametrize("lean", list(Lean))
 def test_a_cold_start_restores(token_s: float | None, lean: Lean) -> None:
     unknown = TierPrice(0.0, 0.0, 1 / 2e9, known=False, idle=True)
-    decision = decide(offer(nvme=8), prices(nvme=unknown, token_s=token_s), lean)
-    assert decision == Restore(8 * BLOCK_TOKENS, Why.COLD)
-    decision = decide(offer(host=8), prices(token_s=None), lean)
-    assert decision == Restore(8 * BLOCK_TOKENS, Why.COLD)
+    decision = decide(offer(nvme=4), prices(nvme=unknown, token_s=token_s), lean)
+    assert decision == Restore(4 * BLOCK_TOKENS, Why.COLD)
+    decision = decide(offer(host=4), prices(token_s=None), lean)
+    assert decision == Restore(4 * BLOCK_TOKENS, Why.COLD)
+
+
+def test_a_cold_start_brings_no_more_than_comes_soon_by_what_is_assumed() -> None:
+    """0.1 s at 2 GB/s: whole hits of 8k tokens made the tail of a trace whose disk was slow."""
+    unknown = TierPrice(0.0, 0.0, 1 / 2e9, known=False, idle=True)
+    decision = decide(offer(nvme=32), prices(nvme=unknown), Lean.RESTORE)
+    brought = decision.tokens // BLOCK_TOKENS * BLOCK_BYTES
+    assert decision.why is Why.COLD
+    assert 0.05 * 2e9 < brought <= 0.1 * 2e9
+    slow = TierPrice(0.0, 0.0, 1 / 1e7, known=False, idle=True)
+    assert decide(offer(nvme=32), prices(nvme=slow), Lean.RESTORE).tokens == 2 * BLOCK_TOKENS
+
+
+def test_loads_take_turns_so_that_little_waits_for_little() -> None:
+    """One load of 4 s is before it: a whole hit shares the disk with it, two blocks hardly wait."""
+    one = (int(4e9),)
+    wait_s = 4e9 / 1e9
+    turns = TierPrice(wait_s, 0.0, 1 / 1e9, others=one)
+    queue = TierPrice(wait_s, 0.0, 1 / 1e9)
+    asked = offer(nvme=2)
+    by_turns = decide(asked, prices(nvme=turns, token_s=400e-6), Lean.RESTORE)
+    in_order = decide(asked, prices(nvme=queue, token_s=400e-6), Lean.RESTORE)
+    assert kinds(by_turns, in_order) == ["Restore", "Recompute"]
+    assert by_turns.ours_s < 0.3
+
+
+def test_a_long_prompt_costs_an_engine_that_serves_in_order_more_than_its_length() -> None:
+    """Those who come while it is computed wait as well, and the more of them, the longer it is."""
+    base = prices(nvme=price(1.1e9), token_s=100e-6)
+    asked = offer(nvme=64)
+    assert kinds(decide(asked, base, Lean.RECOMPUTE)) == ["Recompute"]
+    grown = replace(base, prefill_growth=1.0)
+    assert decide(asked, grown, Lean.RECOMPUTE).tokens > 32 * BLOCK_TOKENS
+
+
+def test_what_is_computed_in_the_same_step_is_no_time_to_bring_in() -> None:
+    """A queue of one step: who comes after it has begun waits for the next one."""
+    host = price(1e9)
+    queued = prices(host, token_s=50e-6, wait_s=0.3)
+    shared = replace(queued, prefill_shared_s=0.3)
+    assert kinds(decide(offer(host=8), queued, Lean.RECOMPUTE)) == ["Restore"]
+    assert kinds(decide(offer(host=8), shared, Lean.RECOMPUTE)) == ["Recompute"]
 
 
 def test_a_cold_start_does_not_pile_everything_on_an_unknown_tier() -> None:
