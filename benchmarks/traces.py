@@ -7,15 +7,18 @@ number is what is fixed there, ask again a gap after their last answer.
 
 Where the parameters come from:
 - chat: turns a conversation 4.6 (ShareChat, arXiv 2512.17843: 660,293 turns in 142,808
-  conversations; WildChat, arXiv 2405.01470, has 2.5); some 300 user's tokens a turn and 340 of
-  an answer, both widely spread, and attachments so that prompts are of several thousand tokens
-  (the order of WildChat's and of Mooncake's conversation trace; their means were not checked
-  against the papers). Gaps between turns are exponential ("KVCache
+  conversations; WildChat, arXiv 2405.01470, has over 2.5 million in 1 million). Both are in the
+  papers' abstracts. 343 tokens of an answer: the mean of Mooncake's conversation trace
+  (github.com/kvcache-ai/Mooncake, FAST25-release/traces: 12,031 requests, on average 12,035
+  tokens in and 342.6 out, counted). Assumptions: some 300 user's tokens a turn, the spread of
+  both, and attachments so that prompts are of several thousand tokens, which is less than
+  Mooncake's mean. Gaps between turns are exponential ("KVCache
   cache in the wild", arXiv 2506.02634: reuse times are exponential within a category, 80% within
   10 minutes), here shortened so that a run of minutes sees several turns of each conversation.
-- rag: 3% of the documents draw 60% of the requests (RAGCache, arXiv 2404.12457), which Zipf's
-  law gives with an exponent near 1; documents of about 3,700 tokens on average (an assumption: the
-  paper's figure was not checked), two of them a prompt; short answers.
+- rag: 3% of the documents draw 60% of the requests (RAGCache, arXiv 2404.12457, as a summary of
+  it says; its abstract does not), which Zipf's law gives with an exponent near 1. Assumptions:
+  documents of about 3,700 tokens on average (the paper itself could not be read), two of them a
+  prompt, short answers.
 - agents: about 2,500 new tokens a turn (80,000 tokens after 30 turns) and 131 times as many
   tokens in as out (traces of Codex on SWE-bench Pro, vLLM blog, 6 May 2026); 12 to 21 steps
   (SWE-agent, arXiv 2405.15793: median of successful runs, mean of all). How long tools run is not

@@ -152,9 +152,9 @@ class Admission:
 
     def decide(self, candidate: Candidate) -> Wanted | Unwanted:
         """Whether the block should be written; counts it as a candidate."""
-        kind = (candidate.retention.priority // _PRIORITY_STEP, _uses_class(candidate.uses))
+        kind = _kind(candidate)
         self._follow(candidate, kind)
-        refusal = self._refusal(candidate, kind)
+        refusal = self._refusal(candidate)
         if refusal is None:
             self._counts.admitted += 1
             return Wanted()
@@ -167,8 +167,7 @@ class Admission:
 
     def chance(self, candidate: Candidate) -> float:
         """How likely the block is to be wanted again, by what became of its like."""
-        kind = (candidate.retention.priority // _PRIORITY_STEP, _uses_class(candidate.uses))
-        return self._outcomes.get(kind, _Outcomes()).chance()
+        return self._outcomes.get(_kind(candidate), _Outcomes()).chance()
 
     # Observing
 
@@ -241,13 +240,13 @@ class Admission:
         self._thrash.fade(self._settings.outcomes_max)
         self._thrash_ns = self._clock()
 
-    def _refusal(self, candidate: Candidate, kind: tuple[int, int]) -> str | None:
+    def _refusal(self, candidate: Candidate) -> str | None:
         if not self._pressure:
             return "pressure"
         saved_s = self._saved_s(candidate.nbytes)
         if saved_s is None:
             return None
-        chance = self._outcomes.get(kind, _Outcomes()).chance()
+        chance = self.chance(candidate)
         cost_s = candidate.nbytes / self._settings.write_bytes_per_s * self._settings.write_weight
         if chance * saved_s >= cost_s * self._bar():
             return None
@@ -284,6 +283,11 @@ class Admission:
         else:
             outcomes.forgotten += 1
         outcomes.fade(self._settings.outcomes_max)
+
+
+def _kind(candidate: Candidate) -> tuple[int, int]:
+    """Class of retention priority and of uses so far."""
+    return candidate.retention.priority // _PRIORITY_STEP, _uses_class(candidate.uses)
 
 
 def _uses_class(uses: int) -> int:

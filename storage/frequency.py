@@ -5,7 +5,7 @@ counters; a use raises the lowest of a block's four, and their minimum is the es
 10 x width increments all counters are halved, so that what was hot once does not stay hot.
 
 Two rows share a byte: the low half is one's, the high half the other's. The width is a power of
-two and doubles when the tier outgrows it; an estimate is never too low by that, and at most 15.
+two; an estimate is never too low before the first halving, and at most 15.
 """
 
 from __future__ import annotations
@@ -52,20 +52,6 @@ class Frequency:
         if self._increments >= _SAMPLE_FACTOR * self._width:
             self._halve()
         return lowest
-
-    def estimate(self, key: bytes) -> int:
-        """How often it was used lately, 0 to 15; too high by collisions, never too low."""
-        a, b, c, d = self._places(key)
-        first, second = self._rows
-        return min(first[a] & 15, first[b] >> 4, second[c] & 15, second[d] >> 4)
-
-    def widen(self, keys: int) -> None:
-        """Be wide enough for so many keys."""
-        while self._width < keys:
-            # The places are the low bits of a hash: each counter is now two, of equal value.
-            first, second = self._rows
-            self._rows = (first + first, second + second)
-            self._width *= 2
 
     def _places(self, key: bytes) -> tuple[int, int, int, int]:
         spread = crc32(key)

@@ -157,16 +157,6 @@ class BlockStore:
             return TierName.NVME
         return TierName.HOST if TierName.HOST in tiers else None
 
-    def match_prefix(self, addresses: Sequence[BlockAddress]) -> int:
-        """How many blocks from the first on are resident; stops at the first miss.
-
-        Takes no pin and counts no use: a lookup may be repeated at will.
-        """
-        for count, address in enumerate(addresses):
-            if self.tier_of(address) is None:
-                return count
-        return len(addresses)
-
     # Transfers
 
     async def load(

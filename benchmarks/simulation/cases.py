@@ -216,6 +216,6 @@ def drawn(seed: int, variants: int, traces: int) -> Iterator[Case]:
 
 TUNING_SEED: Final = 1
 JUDGED_SEED: Final = 20261130
-"""Used up: see docs/adr/0007. A set that was seen is not judged by again."""
+"""Drawn anew whenever the set before was run: docs/adr/0007 says what came of it."""
 TUNING: Final = tuple(drawn(TUNING_SEED, variants=3, traces=4))
 JUDGED: Final = tuple(drawn(JUDGED_SEED, variants=1, traces=5))

@@ -1,8 +1,8 @@
 """Replay one trace under one policy.
 
 Ten times a second the engine reports, as the connector does; the sidecar knows nothing more. Noise
-is drawn from (seed, what is done), not from the order in which it is done, so that all policies meet
-the same noise.
+is drawn from (seed, what is done), not from the order in which it is done, so that all policies
+meet the same noise.
 """
 
 from __future__ import annotations

@@ -23,13 +23,20 @@ def key(number: int) -> bytes:
     return context(number).address.pack()
 
 
+def estimate(sketch: Frequency, number: int) -> int:
+    """What the next use would be counted on top of."""
+    a, b, c, d = sketch._places(key(number))
+    first, second = sketch._rows
+    return min(first[a] & 15, first[b] >> 4, second[c] & 15, second[d] >> 4)
+
+
 @given(st.lists(st.integers(0, 30), max_size=120))
 def test_an_estimate_is_never_too_low_before_the_first_halving(uses: list[int]) -> None:
     sketch = Frequency(width=64)
     for number in uses:
         sketch.count(key(number))
     for number in range(31):
-        assert sketch.estimate(key(number)) >= min(uses.count(number), COUNT_MAX)
+        assert estimate(sketch, number) >= min(uses.count(number), COUNT_MAX)
 
 
 def test_estimates_are_close_at_full_load() -> None:
@@ -39,9 +46,9 @@ def test_estimates_are_close_at_full_load() -> None:
     for number, count in uses.items():
         for _ in range(count):
             sketch.count(key(number))
-    wrong = sum(sketch.estimate(key(number)) != count for number, count in uses.items())
+    wrong = sum(estimate(sketch, number) != count for number, count in uses.items())
     assert wrong < 0.05 * len(uses)
-    strangers = sum(sketch.estimate(key(number)) > 0 for number in range(10_000, 12_000))
+    strangers = sum(estimate(sketch, number) > 0 for number in range(10_000, 12_000))
     assert strangers < 0.1 * 2000
 
 
@@ -54,24 +61,13 @@ def test_what_was_often_used_is_forgotten_in_time() -> None:
     sketch = Frequency(width=64)
     for _ in range(COUNT_MAX):
         sketch.count(key(1))
-    assert sketch.estimate(key(1)) == COUNT_MAX
+    assert estimate(sketch, 1) == COUNT_MAX
     for number in range(10 * sketch.width):
         sketch.count(key(1000 + number % 8))
-    assert sketch.estimate(key(1)) <= COUNT_MAX // 2
+    assert estimate(sketch, 1) <= COUNT_MAX // 2
     for number in range(20 * sketch.width):
         sketch.count(key(1000 + number % 8))
-    assert sketch.estimate(key(1)) <= COUNT_MAX // 8
-
-
-def test_a_sketch_that_widens_forgets_nothing() -> None:
-    sketch = Frequency(width=64)
-    for number in range(100):
-        for _ in range(number % 5):
-            sketch.count(key(number))
-    before = [sketch.estimate(key(number)) for number in range(100)]
-    sketch.widen(5000)
-    assert sketch.width == 8192
-    assert [sketch.estimate(key(number)) for number in range(100)] == before
+    assert estimate(sketch, 1) <= COUNT_MAX // 8
 
 
 def test_a_sketch_takes_two_bytes_a_counter_of_a_row() -> None:

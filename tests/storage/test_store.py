@@ -126,7 +126,7 @@ async def test_a_restart_finds_what_was_saved_and_promotes_it_to_the_host_tier(
     async with open_store(settings(folder)) as store:
         assert store.namespaces() == {namespace(1)}
         assert store.namespace_tenants() == {namespace(1): component(1)}
-        assert store.match_prefix([context(1).address, context(2).address]) == 2
+        assert store.tier_of(context(1).address) is TierName.NVME
         assert (await load(store, context(2, parent=1))).tier is TierName.NVME
         assert (await load(store, context(2, parent=1))).tier is TierName.HOST
         assert store.statistics().hits == {TierName.NVME: 1, TierName.HOST: 1}
@@ -198,17 +198,6 @@ async def test_a_block_that_nvme_goes_on_refusing_is_offered_as_its_uses_double(
             await load(store, context())
             await store.flush()
         assert [asked.uses for asked in judge.asked] == [1, 2, 4, 8]
-
-
-async def test_match_prefix_stops_at_the_first_miss(folder: Path) -> None:
-    async with open_store(settings(folder)) as store:
-        for number in (0, 1, 3):
-            await save(store, context(number))
-        addresses = [context(number).address for number in range(4)]
-        assert store.match_prefix(addresses) == 2
-        assert store.match_prefix([]) == 0
-        assert store.tier_of(addresses[3]) is TierName.HOST
-        assert store.tier_of(addresses[2]) is None
 
 
 async def test_a_large_block_is_split_over_the_crypto_threads() -> None:
@@ -490,7 +479,6 @@ async def test_retired_namespaces_are_gone_at_once_and_for_ever_and_others_stay(
         assert store.retire([namespace(1)]) == 1
         assert store.retire([namespace(1)]) == 0
         assert store.tier_of(context(1).address) is None
-        assert store.match_prefix([context(1).address]) == 0
         assert store.namespaces() == {namespace(2)}
         with pytest.raises(Fenced):
             await load(store, context(1, room=1))
