@@ -37,8 +37,15 @@ def offer(host: int = 0, nvme: int = 0, rest: int = 256) -> Offer:
     return Offer(len(tiers) * BLOCK_TOKENS + rest, hit)
 
 
-def price(bytes_s: float, wait_s: float = 0.0, **changes: bool) -> TierPrice:
-    return TierPrice(wait_s, 0.0005, 1 / bytes_s, **changes)
+def price(
+    bytes_s: float,
+    wait_s: float = 0.0,
+    *,
+    known: bool = True,
+    stale: bool = False,
+    idle: bool = False,
+) -> TierPrice:
+    return TierPrice(wait_s, 0.0005, 1 / bytes_s, known=known, stale=stale, idle=idle)
 
 
 def prices(
