@@ -104,6 +104,16 @@ class TenantEnforcer:
         """The rules whose subject is `name` itself."""
         return tuple(self._naming.get(name, ()))
 
+    def allowed_names(self, action: Permission, resource: str) -> list[str]:
+        """The subjects of every rule that allows this, whatever its condition."""
+        return [
+            rule.subject
+            for key in (resource, any_of_kind(resource))
+            for rules in self._index.get((action, key), {}).values()
+            for rule in rules
+            if rule.effect is Effect.ALLOW
+        ]
+
     def candidates(
         self, subject: str, action: Permission, resource: str, context: Context = NOWHERE
     ) -> list[Rule]:

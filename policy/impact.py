@@ -12,7 +12,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import islice, product
@@ -25,7 +25,7 @@ from policy.permissions import Permission
 from policy.rules import ANY, Rule
 from strongroom.identity import ComponentId
 
-QUESTIONS_MAX: Final = 100_000
+QUESTIONS_MAX: Final = 40_000
 CONTEXTS_MAX: Final = 96
 _OTHER: Final = "none-of-these"
 _OTHER_MODEL: Final = ComponentId("0" * 32)
@@ -39,6 +39,8 @@ class Side:
 
     enforcer: TenantEnforcer
     decide: Decide
+    owners: Mapping[str, str] = field(default_factory=dict)
+    """Resources to the subject that has them without a rule."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +88,18 @@ def comparing(
                 break
             _ask(impact, before, after, (subject, action, resource), now, lost)
             yield
+    holders: dict[str, list[str]] = {}
+    for subject in subjects:
+        for name in after.enforcer.names_of(subject):
+            holders.setdefault(name, []).append(subject)
+        yield
     for action, resource in sorted(lost):
-        left = yield from _somebody_left(impact, after, subjects, action, resource, now)
-        if not left:
+        if impact.questions >= questions_max:
+            impact.complete = False
+            break
+        if not _somebody_left(impact, after, holders, action, resource, now):
             impact.abandoned.add(resource)
+        yield
     return impact
 
 
@@ -170,16 +180,21 @@ def contexts_of(rules: Iterable[Rule], now: datetime) -> list[Context]:
 def _somebody_left(
     impact: Impact,
     after: Side,
-    subjects: Sequence[str],
+    holders: Mapping[str, Sequence[str]],
     action: Permission,
     resource: str,
     now: datetime,
-) -> Generator[None, None, bool]:
-    for subject in subjects:
-        yield
+) -> bool:
+    """Whether anybody whom an allowing rule concerns still has it."""
+    asked: dict[str, None] = {}
+    if resource in after.owners:
+        asked[after.owners[resource]] = None
+    for name in after.enforcer.allowed_names(action, resource):
+        asked.update(dict.fromkeys(holders.get(name, ())))
+    for subject in asked:
         contexts = contexts_of(after.enforcer.concerned(subject, action, resource), now)
-        impact.questions += len(contexts)
         for context in contexts:
+            impact.questions += 1
             if isinstance(after.decide(subject, action, resource, context), Allow):
                 return True
     return False

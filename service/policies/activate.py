@@ -135,7 +135,7 @@ async def _carry_out(
     if not authorization and before.cases == after.cases:
         return Activated(prepared.version, tenant.revision, None)
     edition = store.Edition(change, tenant.id, intent.origin, intent.reason, intent.source)
-    await _make(change, edition, tenant.id, before, after)
+    await _make(change, edition, before, after)
     revision = tenant.revision
     if authorization:
         revision = await tenancy.bump_revision(change.session, tenant.id)
@@ -160,22 +160,14 @@ async def _carry_out(
     return Activated(row.number, revision, row)
 
 
-async def _make(
-    change: Change, edition: store.Edition, tenant: ComponentId, before: Content, after: Content
-) -> None:
-    session = change.session
+async def _make(change: Change, edition: store.Edition, before: Content, after: Content) -> None:
     gone: list[Rule | Link | Case] = [
         *(before.rules - after.rules),
         *(before.links - after.links),
         *(before.cases - after.cases),
     ]
-    for each in gone:
-        row = await store.find_row(session, tenant, each)
-        if row is None:  # pragma: no cover - the version and the revision were compared
-            raise Conflict("this was changed by another request", field="policy")
-        await edition.remove(row)
     # What leaves has to be out before what comes in: a case keeps its name.
-    await store.flush(session, "policy")
+    await edition.remove_all(gone)
     new: list[Rule | Link | Case] = [
         *(after.rules - before.rules),
         *(after.links - before.links),
@@ -183,4 +175,4 @@ async def _make(
     ]
     for each in new:
         await edition.add(each)
-    await store.flush(session, "policy")
+    await store.flush(change.session, "policy")

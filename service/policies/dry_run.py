@@ -66,10 +66,11 @@ def imagining(prepared: Prepared, now: datetime) -> Generator[None, None, Impact
         for rule in content.rules
         if not rule.resource.endswith(f":{ANY}")
     }
+    owners = {group: subject for subject, group in source.standing.private.items()}
     return (
         yield from comparing(
             Side(before.enforcer, before.decide),
-            Side(after.enforcer, after.decide),
+            Side(after.enforcer, after.decide, owners),
             sorted(subjects),
             sorted(resources),
             now,

@@ -8,11 +8,12 @@ a unique constraint stands behind the number.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Generator, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Executable, Select, and_, func, or_, select
+from sqlalchemy import ColumnElement, Executable, Select, and_, func, or_, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -29,6 +30,7 @@ from strongroom.identity import ComponentId
 Row = RuleRow | RoleRow | CaseRow
 _PART: Final = 50
 """Rows that are fetched at once."""
+_IN_MAX: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,32 @@ class Edition:
         row.removed_in = await self.number()
         self._removed += 1
 
+    async def remove_all(self, gone: Collection[Rule | Link | Case]) -> None:
+        """Leave all of `gone` out, in few statements however many there are. Raises `Conflict`."""
+        number = await self.number()
+        session = self._change.session
+        for record, kind in ((RuleRow, Rule), (RoleRow, Link), (CaseRow, Case)):
+            wanted = {_key(each) for each in gone if isinstance(each, kind)}
+            if not wanted:
+                continue
+            columns = [getattr(record, name) for name in _KEYS[record]]
+            statement = select(record.id, *columns).where(
+                record.tenant == self._tenant, record.removed_in.is_(None)
+            )
+            found = [
+                row[0] for row in await in_parts(session, statement) if tuple(row[1:]) in wanted
+            ]
+            if len(found) != len(wanted):
+                raise Conflict("this was changed by another request", field="policy")
+            for start in range(0, len(found), _IN_MAX):
+                await session.execute(
+                    update(record)
+                    .where(record.id.in_(found[start : start + _IN_MAX]))
+                    .values(removed_in=number)
+                    .execution_options(synchronize_session=False)
+                )
+            self._removed += len(found)
+
     async def close(self, revision: int) -> VersionRow | None:
         """Write the version, counting from `revision`; None: nothing was different."""
         if self._number is None:
@@ -99,6 +127,26 @@ class Edition:
         self._change.session.add(version)
         await flush(self._change.session, "policy")
         return version
+
+
+_KEYS: Final[Mapping[type[Row], tuple[str, ...]]] = MappingProxyType(
+    {
+        RuleRow: ("subject", "action", "resource", "effect", "condition"),
+        RoleRow: ("subject", "role"),
+        CaseRow: ("name",),
+    }
+)
+"""What tells rows of the newest version apart."""
+
+
+def _key(each: Rule | Link | Case) -> tuple[str, ...]:
+    match each:
+        case Rule():
+            return each.sort_key
+        case Link():
+            return (each.member, each.parent)
+        case Case():
+            return (each.name,)
 
 
 async def newest(session: AsyncSession, tenant: str) -> int:
