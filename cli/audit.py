@@ -313,7 +313,6 @@ def _print_report(found: dict[str, Any]) -> None:
         + ("all tenants" if found["tenant"] is None else f"tenant {found['tenant']}"),
         f"cross-tenant hits          {found['cross_tenant_hits']}",
         f"accesses after revocation  {found['accesses_after_revocation']}",
-        f"served                     {found['served']}",
         f"denied                     {found['denied']}",
         *(f"  {each['kind']} {each['reason']}: {each['count']}" for each in found["denials"]),
         f"alarms                     {found['alarms']}",

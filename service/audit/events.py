@@ -14,6 +14,7 @@ import json.encoder
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any, Final
 
 from policy.transparency import leaf_hash
@@ -46,6 +47,7 @@ class Category(StrEnum):
     CONTROL = "control"
 
 
+@lru_cache(maxsize=4096)
 def category_of(kind: str, outcome: str, reason: str) -> Category:
     """The category of an event that says this."""
     if outcome == "alarm":

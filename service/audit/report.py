@@ -38,7 +38,6 @@ async def report_of(session: AsyncSession, day: date, tenant: str | None) -> Rep
         tenant=tenant,
         cross_tenant_hits=await _cross_tenant(session, wanted),
         accesses_after_revocation=await _after_revocation(session, wanted),
-        served=await _count(session, wanted, Category.SERVED),
         denied=sum(each.count for each in denials),
         denials=denials,
         alarms=await _count(session, wanted, Category.ALARM),

@@ -237,7 +237,6 @@ class ReportAnswer(Answer):
     tenant: str | None
     cross_tenant_hits: int
     accesses_after_revocation: int
-    served: int
     denied: int
     denials: list[DenialAnswer]
     alarms: int

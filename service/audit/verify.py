@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final
 
-from sqlalchemy import Row, String, and_, select, type_coerce
+from sqlalchemy import String, select, type_coerce
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
 from policy.audit_heads import AuditHeadClaims, verify_head
@@ -35,7 +35,27 @@ from service.audit.models import AuditHead, AuditReference, AuditRow
 from strongroom.errors import Refused
 
 PURGED: Final = "audit.purged"
-_PAGE: Final = 8 * TILE
+_PAGE: Final = 32 * TILE
+_Reference = list[str]
+"""A reference, and of its event: at, occurred_at, category."""
+_COLUMNS: Final = (
+    AuditRow.seq,
+    AuditRow.at,
+    AuditRow.occurred_at,
+    # As plain text: millions of rows pass through here.
+    type_coerce(AuditRow.category, String),
+    AuditRow.kind,
+    AuditRow.actor_kind,
+    AuditRow.actor,
+    AuditRow.tenant,
+    AuditRow.subject,
+    AuditRow.target,
+    AuditRow.outcome,
+    AuditRow.reason,
+    AuditRow.details,
+    AuditRow.prev,
+    AuditRow.hash,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,22 +148,49 @@ class _Walk:
         """
         leaves: list[bytes] = []
         size, last, references = self.size, self.last, page.references
-        for row in islice(page.rows, begin, None):
-            if row.seq != size:
+        # Taken apart at once and in this order: `_COLUMNS`.
+        for (
+            seq, at, occurred_at, category, kind, actor_kind, actor, tenant, subject, target,
+            outcome, reason, details, prev, digest,
+        ) in islice(page.rows, begin, None):  # fmt: skip
+            if seq != size:
                 break
-            if row.prev != last:
+            if prev != last:
                 self.broken = Broken(size, "it does not follow the event before")
                 break
-            if category_of(row.kind, row.outcome, row.reason) != row.category:
+            if category_of(kind, outcome, reason) != category:
                 self.broken = Broken(size, "its category does not fit its content")
                 break
-            leaf = _leaf(row, references.get(size))
+            about = references.get(size, ())
+            leaf = leaf_hash(
+                encode_event(
+                    actor=actor,
+                    actor_kind=actor_kind,
+                    at=at,
+                    details=details,
+                    kind=kind,
+                    occurred_at="" if occurred_at == at else occurred_at,
+                    outcome=outcome,
+                    prev=prev,
+                    reason=reason,
+                    references=encode_references([each[0] for each in about]),
+                    seq=seq,
+                    subject=subject,
+                    target=target,
+                    tenant=tenant or "",
+                )
+            )
             last = leaf.hex()
-            if last != row.hash:
+            if last != digest:
                 self.broken = Broken(size, "its content was changed")
                 break
-            if row.kind == PURGED:
-                before, events = _purge(row.details)
+            repeated = [at, occurred_at, category]
+            if any(each[1:] != repeated for each in about):
+                # It would hide the event from the questions.
+                self.broken = Broken(size, "a reference repeats its event wrongly")
+                break
+            if kind == PURGED:
+                before, events = _purge(details)
                 self.purged_before = max(self.purged_before, before)
                 self.declared += events
             leaves.append(leaf)
@@ -169,27 +216,6 @@ class _Walk:
         if leaves:
             self.last = leaves[-1].hex()
             self.pending += leaves
-
-
-def _leaf(row: Row[Any], references: list[str] | None) -> bytes:
-    return leaf_hash(
-        encode_event(
-            actor=row.actor,
-            actor_kind=row.actor_kind,
-            at=row.at,
-            details=row.details,
-            kind=row.kind,
-            occurred_at="" if row.occurred_at == row.at else row.occurred_at,
-            outcome=row.outcome,
-            prev=row.prev,
-            reason=row.reason,
-            references="[]" if references is None else encode_references(references),
-            seq=row.seq,
-            subject=row.subject,
-            target=row.target,
-            tenant=row.tenant or "",
-        )
-    )
 
 
 def _purge(details: str) -> tuple[int, int]:
@@ -248,44 +274,36 @@ async def _check_tiles(session: AsyncSession, walk: _Walk) -> None:
 class _Page:
     """Some events in the order of the chain, and their references."""
 
-    rows: Sequence[Row[Any]]
-    references: dict[int, list[str]]
+    rows: Sequence[Any]
+    references: dict[int, list[_Reference]]
 
 
 async def _page(session: AsyncSession, first: int) -> _Page:
-    # Plain rows of plain text: millions of them pass through here.
     connection = await session.connection()
-    columns = [
-        type_coerce(column, String).label("category") if column.key == "category" else column
-        for column in AuditRow.__table__.columns
-    ]
     result = await connection.execute(
-        select(*columns).where(AuditRow.seq >= first).order_by(AuditRow.seq).limit(_PAGE)
+        select(*_COLUMNS).where(AuditRow.seq >= first).order_by(AuditRow.seq).limit(_PAGE)
     )
     rows = result.all()
     references = await _references(connection, rows[0].seq, rows[-1].seq) if rows else {}
     return _Page(rows, references)
 
 
-async def _references(connection: AsyncConnection, first: int, last: int) -> dict[int, list[str]]:
-    # A reference that repeats its event wrongly would hide it from the questions: it does not join,
-    # and so it is missing from what the event hashes.
+async def _references(
+    connection: AsyncConnection, first: int, last: int
+) -> dict[int, list[_Reference]]:
     rows = await connection.execute(
-        select(AuditReference.seq, AuditReference.reference)
-        .join(
-            AuditRow,
-            and_(
-                AuditRow.seq == AuditReference.seq,
-                AuditRow.at == AuditReference.at,
-                AuditRow.occurred_at == AuditReference.occurred_at,
-                AuditRow.category == AuditReference.category,
-            ),
+        select(
+            AuditReference.seq,
+            AuditReference.reference,
+            AuditReference.at,
+            AuditReference.occurred_at,
+            type_coerce(AuditReference.category, String),
         )
         .where(AuditReference.seq >= first, AuditReference.seq <= last)
         .order_by(AuditReference.seq)
     )
-    found: dict[int, list[str]] = {}
-    for seq, reference in rows:
+    found: dict[int, list[_Reference]] = {}
+    for seq, *reference in rows:
         known = found.get(seq)
         if known is None:
             found[seq] = [reference]

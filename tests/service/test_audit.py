@@ -550,3 +550,31 @@ async def test_an_export_has_every_event_and_is_one_itself(service: Service) -> 
     events = [json.loads(line) for line in response.text.splitlines()]
     assert [event["seq"] for event in events] == list(range(len(events)))
     assert events[-1]["kind"] == "audit.exported"
+
+
+async def test_the_report_counts_what_has_to_be_nothing_and_what_was_denied(
+    service: Service,
+) -> None:
+    accessed = await Accessed(service).build()
+    world, other = accessed.world, accessed.other
+    await accessed.serve(world, [], outcome="miss", reason="permission", kind="denied")
+    clean = await service.operator.get("/v1/audit/report")
+    assert (clean["cross_tenant_hits"], clean["accesses_after_revocation"]) == (0, 0)
+    assert {"kind": "access.denied", "reason": "permission", "count": 1} in clean["denials"]
+    answer = await service.operator.post(
+        "/v1/revocations",
+        {"axis": "document_version", "target": world.document, "reason": "x", "wait": False},
+    )
+    behind = await service.operator.get("/v1/audit/report")
+    assert behind["oldest_unacknowledged"]["sidecar"] == accessed.party.id
+    later = (now() + timedelta(milliseconds=1)).isoformat()
+    await accessed.serve(world, accessed.names[world.tenant], at=later)
+    await accessed.serve(other, accessed.names[world.tenant][:1], at=later)
+    found = await service.operator.get("/v1/audit/report")
+    assert answer["id"]
+    assert (found["cross_tenant_hits"], found["accesses_after_revocation"]) == (1, 1)
+    assert found["alarms"] >= 1
+    mine = service.party("aud", world.tenant, Role.AUDITOR)
+    theirs = await mine.get("/v1/audit/report")
+    assert (theirs["cross_tenant_hits"], theirs["accesses_after_revocation"]) == (0, 1)
+    assert theirs["oldest_unacknowledged"] is None

@@ -181,7 +181,7 @@ async def _forge_purge(session: AsyncSession) -> None:
         (_delete_many, 0, "missing"),
         (_tile, 256, "tile"),
         (_tile_gone, 256, "tile"),
-        (_hide, 100, "content"),
+        (_hide, 100, "repeats"),
         (_forge_purge, 100, "missing"),
     ],
 )
