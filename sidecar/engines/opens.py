@@ -5,8 +5,9 @@ Rules:
   to know whose turn it is, and for nothing else: a grant that turns out to be forged costs the
   tenant that it named one turn. What names nobody has one part together.
 - Places (`requests_max`) and prompt bytes (`prompt_bytes_max`) are held from the `Open` on, until
-  the request is over. While there is some left whoever asks may take; after that every tenant
-  still finds its part (`sidecar.engines.holdings`), and is refused beyond it.
+  the request is over and nobody works out its verdict: one that was cancelled while it waited for
+  that still has its prompt. While there is some left whoever asks may take; after that every
+  tenant still finds its part (`sidecar.engines.holdings`), and is refused beyond it.
 - The socket is read on while verdicts are worked out: a tenant's `Open` waits behind that
   tenant's own alone, of which `opens_max` are worked out at once.
 - Verdicts begin one in a turn of the event loop (`Steps`), over all engines and gateways, in
@@ -101,10 +102,12 @@ _NOBODY: Final = ComponentId("")
 """Whose turn it is when a grant names nobody."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Place:
     tenant: ComponentId | None
     nbytes: int
+    judging: bool = False
+    over: bool = False
 
 
 class Opens:
@@ -141,12 +144,31 @@ class Opens:
         return True
 
     def keep(self, request: Request, tenant: ComponentId | None, nbytes: int) -> None:
-        """What was taken is held until `over(request)`."""
+        """What was taken is held until `over(request)`, and as long as it is judged."""
         self._places[request] = _Place(tenant, nbytes)
+
+    def judging_later(self, request: Request, judging: asyncio.Task[None]) -> None:
+        """A task works out its verdict, and has its prompt until it ends, however it does."""
+        place = self._places.get(request)
+        if place is not None:
+            place.judging = True
+            judging.add_done_callback(lambda _: self._judged(request))
 
     def over(self, request: Request) -> None:
         """The engine has said that it is over, or its verdict was negative. Repeatable."""
-        place = self._places.pop(request, None)
+        place = self._places.get(request)
         if place is not None:
+            place.over = True
+            self._free(request, place)
+
+    def _judged(self, request: Request) -> None:
+        place = self._places.get(request)
+        if place is not None:
+            place.judging = False
+            self._free(request, place)
+
+    def _free(self, request: Request, place: _Place) -> None:
+        if place.over and not place.judging:
+            del self._places[request]
             self._requests.give_back(place.tenant)
             self._bytes.give_back(place.tenant, place.nbytes)

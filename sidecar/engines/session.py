@@ -303,7 +303,12 @@ class SchedulerSession:
             self._judge_now(request, frame, tenant, began_ns)
         else:
             self._tell_started(request, frame)
-            self._tasks.create_task(self._judge(request, frame, tenant, began_ns), name="judge")
+            opens.judging_later(
+                request,
+                self._tasks.create_task(
+                    self._judge(request, frame, tenant, began_ns), name="judge"
+                ),
+            )
         self._in_a_row += 1
         if self._in_a_row < FRAMES_IN_A_ROW:
             return None
@@ -318,8 +323,11 @@ class SchedulerSession:
         begun = self._bench.judge.begin(request, frame, facts)
         if isinstance(begun, Judging):
             self._tell_started(request, frame)
-            self._tasks.create_task(
-                self._judge_on(begun, request, facts, tenant, began_ns), name="judge"
+            self.joined.opens.judging_later(
+                request,
+                self._tasks.create_task(
+                    self._judge_on(begun, request, facts, tenant, began_ns), name="judge"
+                ),
             )
             return
         self._answer(begun, request, facts, began_ns, frame)

@@ -184,7 +184,9 @@ class Invalidation:
             raise Unavailable("staging has not been wiped") from error
 
     def _fence_requests(self, *, dead_only: bool) -> tuple[tuple[Transfer, ...], int]:
+        """Every one of them, also when one fails: that is raised when all the others are done."""
         stopped: list[Transfer] = []
+        failed: list[Exception] = []
         count = 0
         for live in self._requests:
             request = live.request
@@ -193,9 +195,14 @@ class Invalidation:
             if dead_only and self._log.dead(request.grant) is None:
                 continue
             in_use = request.is_open
-            stopped.extend(request.fence_off())
-            if in_use:
-                live.tell()
+            try:
+                stopped.extend(request.fence_off())
+                if in_use:
+                    live.tell()
+            except Exception as error:  # noqa: BLE001 - raised when the others are fenced
+                failed.append(error)
             count += 1
         self._rooms.wipe_soon()
+        if failed:
+            raise ExceptionGroup("requests that could not be fenced in full", failed)
         return tuple(stopped), count

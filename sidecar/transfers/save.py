@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections import deque
 from functools import partial
 
@@ -142,12 +143,21 @@ class SaveTransfer:
         return answered
 
     def _drop(self, save: BlockSave, reason: Reason) -> None:
-        """Give a block up, and what comes after it; nothing happens when it has ended.
+        """Give a block up, and what comes after it; nothing happens when it has ended."""
+        if save.end is None and not save.is_lost:
+            self._lose(save, reason)
+            self._drop_after(save)
 
-        Its slot is free where neither the engine nor a thread is at it.
-        """
-        if save.end is not None:
-            return
+    def _drop_after(self, lost: BlockSave) -> None:
+        """Give up what comes after `lost`: all of it, unless somebody has done so already."""
+        for later in itertools.islice(self._chain, lost.place + 1, None):
+            if later.is_lost:
+                break  # and with it all that come after it
+            if later.end is None:
+                self._lose(later, Reason.PARENT)
+
+    def _lose(self, save: BlockSave, reason: Reason) -> None:
+        """One block alone. Its slot is free where neither the engine nor a thread is at it."""
         self._because(reason)
         save.give_up(reason)
         match save.stage:
@@ -155,11 +165,6 @@ class SaveTransfer:
                 self._slots.give_back(slot)
             case Handed() | Sealing():
                 pass
-        self._drop_after(save)
-
-    def _drop_after(self, lost: BlockSave) -> None:
-        for later in self._chain[self._chain.index(lost) + 1 :]:
-            self._drop(later, Reason.PARENT)
 
     def _because(self, reason: Reason) -> None:
         if self._reason in {Reason.NONE, Reason.BACKPRESSURE}:
@@ -186,7 +191,7 @@ class SaveTransfer:
                 if context.address in self._in_flight:
                     self._slots.give_back(slot)  # somebody came first while room was made
                     continue
-                save = self._in_flight.claim(block, context, slot)
+                save = self._in_flight.claim(block, context, slot, len(self._chain))
                 self._chain.append(save)
                 self._handed[slot.offset] = save
                 slots.append(Slot(block.extent.start, block.extent.end, slot.offset))

@@ -72,12 +72,19 @@ SaveEnd = Stored | Present | Dropped
 class BlockSave:
     """One block of one save. Used on the event loop's thread."""
 
-    __slots__ = ("_ended", "_saves", "block", "context", "end", "given_up", "stage")
+    __slots__ = ("_ended", "_saves", "block", "context", "end", "given_up", "place", "stage")
 
     def __init__(
-        self, block: ChainedBlock, context: BlockContext, slot: StagingSlot, saves: SavesInFlight
+        self,
+        block: ChainedBlock,
+        context: BlockContext,
+        slot: StagingSlot,
+        saves: SavesInFlight,
+        place: int,
     ) -> None:
         self.block = block
+        self.place = place
+        """Among the blocks of its save, from 0; parents come first."""
         self.context = context
         self.stage: SaveStage = Handed(slot)
         self.end: SaveEnd | None = None
@@ -86,6 +93,11 @@ class BlockSave:
         """While it is being sealed: why it must not be published."""
         self._saves = saves
         self._ended = asyncio.Event()
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it is not stored, or will not be."""
+        return self.given_up is not None or isinstance(self.end, Dropped)
 
     def give_up(self, reason: Reason) -> None:
         """Do not store it; nothing happens when it has ended."""
@@ -146,9 +158,11 @@ class SavesInFlight:
     def __len__(self) -> int:
         return len(self._claims)
 
-    def claim(self, block: ChainedBlock, context: BlockContext, slot: StagingSlot) -> BlockSave:
-        """Ask for a block that nobody else has been asked for."""
-        save = BlockSave(block, context, slot, self)
+    def claim(
+        self, block: ChainedBlock, context: BlockContext, slot: StagingSlot, place: int
+    ) -> BlockSave:
+        """Ask for a block that nobody else has been asked for; the `place`th of its save."""
+        save = BlockSave(block, context, slot, self, place)
         self._claims[context.address] = save
         return save
 

@@ -18,7 +18,7 @@ from sidecar.lookup.judge import Judge
 from sidecar.lookup.request import Request
 from strongroom.blocks import pack_tokens
 from strongroom.identity import ComponentId
-from strongroom.wire.frames import Finish, Open, Verdict
+from strongroom.wire.frames import Cancel, Finish, Open, Verdict
 from tests.sidecar.control_plane import Granted
 from tests.sidecar.harness import Engine, harness
 
@@ -183,6 +183,38 @@ async def test_a_request_that_was_cancelled_before_its_turn_is_not_looked_up(
         assert len(joined.opens) == 0
         assert world.sidecar.audit.counts.total() == before
         assert (await engine.open("b", granted)).allowed
+
+
+async def test_what_was_cancelled_while_it_waits_for_its_verdict_still_holds_its_prompt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else opening and cancelling, or one name again and again, would heap up prompts that wait."""
+    async with harness(tmp_path, requests_max=4) as world:
+        engine = await world.engine()
+        granted = world.control.grant(world.tenant, PROMPT)
+        (joined,) = world.sidecar.sessions
+        gate = asyncio.Event()
+        begin = Steps.begin
+
+        async def held(self: Steps, *rest: Any) -> None:
+            await gate.wait()
+            await begin(self, *rest)
+
+        with monkeypatch.context() as slow:
+            slow.setattr(Steps, "begin", held)
+            slow.setattr(Steps, "begin_now", lambda *_: False)
+            for number in range(20):
+                sent(engine, f"a{number % 2}", granted)
+                engine.scheduler.send(Cancel(f"a{number % 2}"))
+            await until(lambda: joined.opens.refused > 0)
+            assert len(joined.opens) <= 4
+            gate.set()
+            await until(lambda: len(joined.opens) == 0)
+        assert joined.opens.refused == 16
+        sent(engine, "b", granted)
+        while (verdict := await engine.scheduler.expect(Verdict)).request != "b":
+            assert not verdict.allowed
+        assert verdict.allowed
 
 
 async def test_steps_are_fair_by_weight_and_one_in_a_turn_of_the_loop() -> None:

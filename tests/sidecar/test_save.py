@@ -191,6 +191,62 @@ async def test_children_sealed_already_are_not_published_when_their_parent_is_re
         assert world.sidecar.audit.counts["quota", "failed", "quota"] == 1
 
 
+async def test_a_save_of_thousands_of_blocks_is_given_up_as_one_of_a_few(tmp_path: Path) -> None:
+    """Each later block is visited once, and no call goes deeper for each: a cancelled request, and
+    a revocation, must not stop in the middle of a save because it is long.
+    """
+    blocks = sys.getrecursionlimit() * 2
+    async with harness(tmp_path, staging_bytes=64 * MIB) as world:
+        engine = await world.engine()
+        prompt = list(range(64 * blocks))
+        number, slots = await begun(world, engine, "r", prompt)
+        assert len(slots) == blocks
+        (other_number, others) = await begun(world, engine, "other", prompt[: 64 * 4])
+        assert len(others) == 0, "its blocks are asked for already"
+        (joined,) = world.sidecar.sessions
+        request = joined.requests.get("r")
+        assert request is not None
+        request.fence_off()
+        wire = engine.workers[0]
+        for slot in slots:
+            wire.send(Filled(number, slot.offset, True))
+        done = [await wire.expect(SaveDone) for _ in range(2)]
+        assert {frame.save: frame.stored for frame in done} == {number: 0, other_number: 0}
+        dropped = world.sidecar.statistics().saves.dropped
+        assert dropped == {Reason.REVOKED: 1, Reason.PARENT: blocks - 1}
+        await at_rest(world)
+
+
+async def test_a_chain_that_is_sealed_all_at_once_is_given_up_block_by_block(
+    tmp_path: Path,
+) -> None:
+    """Blocks that are being sealed have not ended yet: each is given up once, and not once for
+    every way that leads to it from the first.
+    """
+    blocks = 64
+    async with harness(tmp_path, crypto_threads=64) as world:
+        engine, watched = await world.engine(), watch(world)
+        gates = [watched.hold(64 * position) for position in range(blocks)]
+        prompt = list(range(64 * blocks))
+        number, slots = await begun(world, engine, "r", prompt)
+        wire = engine.workers[0]
+        for slot in slots:
+            engine.fill(wire, slot, prompt)
+            wire.send(Filled(number, slot.offset, True))
+        async with asyncio.timeout(20):
+            while watched.inside < blocks:
+                await asyncio.sleep(0)
+        engine.scheduler.send(Cancel("r"))
+        (joined,) = world.sidecar.sessions
+        async with asyncio.timeout(20):
+            while not world.sidecar.statistics().requests or joined.opens:
+                await asyncio.sleep(0)
+        for gate in gates:
+            gate.set()
+        assert (await wire.expect(SaveDone)).stored == 0
+        await at_rest(world)
+
+
 async def test_a_block_is_kept_by_what_its_span_probably_is(tmp_path: Path) -> None:
     async with harness(tmp_path) as world:
         engine, watched, plane = await world.engine(), watch(world), world.control
