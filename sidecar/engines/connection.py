@@ -4,7 +4,8 @@ Rules:
 - A frame that is too large, malformed or out of place gets one `Failure`, and the connection is
   closed; nothing outside of it is harmed.
 - Every queue is bounded. An engine that does not read what it is sent loses its connection.
-- When a connection ends, its transfers end with it, and then its staging is zeroed.
+- When a connection ends, its transfers end with it, and then its staging is zeroed. Of one that
+  was closed no frame is handled any more, also where it had been received before.
 - Nothing is in the way of a frame: it is received where it is decoded, handled in the step in
   which its last byte came, and sent by whoever says it, as long as the socket takes it. What it
   does not take is queued. Each turn of the loop in between would be a time at which restores may
@@ -127,6 +128,8 @@ class Connection:
 
     async def _next(self) -> Later | None:
         """Handle one frame, or wait until those that come have left something to do."""
+        if self._closing.is_set():
+            raise ConnectionClosed
         if (body := self._incoming.take()) is not None:
             return self._handled(body)
         if self._gone:
@@ -155,16 +158,18 @@ class Connection:
         return later
 
     def _handle_at_once(self) -> None:
-        if self._closing.is_set():
-            return
         try:
-            while self._left is None and (body := self._incoming.take()) is not None:
+            while self._may_go_on and (body := self._incoming.take()) is not None:
                 self._left = self._handled(body)
         except Exception as error:  # noqa: BLE001 - it is raised in the reader
             self._left = error
         if self._left is not None:
             self._idle = False
             self._arrived.set()
+
+    @property
+    def _may_go_on(self) -> bool:
+        return self._left is None and not self._closing.is_set()
 
     def _listen(self) -> None:
         if not self._reading and not self._gone:

@@ -11,7 +11,8 @@ Rules:
 - Hints never make an `Open` wait, nor fill the audit spool: beyond so many in a second, at once,
   or alive, a hint is dropped unlooked at, and counted; so is one while the spool is crowded, and
   one that starts later than any grant lives. One of which no prefetch comes is forgotten.
-- What may be asked for is counted for a name: an engine's, or a gateway's over all its sessions.
+- What may be asked for is counted for a name, an engine's or a gateway's, over all its sessions:
+  who connects anew begins with what was left.
 """
 
 from __future__ import annotations
@@ -169,11 +170,11 @@ class _Hinted:
 class Hints:
     """The hints of one connection. Leave with `close`."""
 
-    def __init__(self, desk: HintDesk, facts: Facts, allowance: Allowance | None = None) -> None:
+    def __init__(self, desk: HintDesk, facts: Facts, allowance: Allowance) -> None:
         self._desk = desk
         self._facts = facts
         self._alive: dict[str, _Hinted] = {}
-        self._allowance = allowance or desk.allowance()
+        self._allowance = allowance
         desk.live.add(self._live)
 
     def __len__(self) -> int:

@@ -18,11 +18,12 @@ from typing import Final
 from sidecar.clocks import NS
 from sidecar.engines.connection import Connection, Later, SessionOver, end_session
 from sidecar.engines.hello import Greeting
-from sidecar.engines.hints import HintDesk, Hints, addresses_of
+from sidecar.engines.hints import Allowance, HintDesk, Hints, addresses_of
 from sidecar.engines.holdings import Holdings, PerTenant
 from sidecar.engines.opens import Names, Opens, Steps
 from sidecar.lookup.judge import EngineFacts, Judge, Judging
 from sidecar.lookup.request import Cancelled, Denied, Judged, Opened, Request, Requests
+from sidecar.record.audit import Notes
 from sidecar.record.reasons import Reason
 from sidecar.revocation.invalidation import LiveRequest, LiveRequests
 from sidecar.transfers.depot import Depot, Shard
@@ -97,6 +98,8 @@ class SessionSet:
 
     greeting: Greeting
     bench: Bench
+    hints: Allowance
+    """What its scheduler may still ask for with hints."""
     session: str = field(default_factory=lambda: secrets.token_hex(16))
     requests: Requests = field(init=False)
     opens: Opens = field(init=False)
@@ -157,6 +160,8 @@ class Sessions:
         self._bench = bench
         self.hints = bench.hints
         self._sets: dict[str, SessionSet] = {}
+        self._hints: dict[str, Allowance] = {}
+        """By engine id, also while it is not here; there are as many as token files."""
         self._refused = 0
         """Of sets that are gone."""
 
@@ -180,7 +185,10 @@ class Sessions:
                 field="layout",
             )
         if found is None:
-            found = SessionSet(greeting, self._bench)
+            allowance = self._hints.get(greeting.engine)
+            if allowance is None:
+                allowance = self._hints[greeting.engine] = self.hints.allowance()
+            found = SessionSet(greeting, self._bench, allowance)
             self._sets[greeting.engine] = found
             self._bench.live.add(found.live)
         # Counted at once: a connection that is being welcomed must not find its set forgotten,
@@ -219,7 +227,8 @@ class SchedulerSession:
         self.joined = joined
         self.connection = connection
         self._bench = joined.bench
-        self._hints = Hints(joined.bench.hints, joined.facts)
+        self._hints = Hints(joined.bench.hints, joined.facts, joined.hints)
+        self._refusals = Notes(joined.bench.depot.audit)
         self._in_a_row = 0
 
     async def serve(self) -> None:
@@ -292,10 +301,10 @@ class SchedulerSession:
         )
         if not frame.request.isprintable():
             # It goes into records that people read; no engine has a reason for such a name.
-            return partial(self._refuse, frame, "", Reason.PROTOCOL)
+            return self._refuse(frame, "", Reason.PROTOCOL)
         opens, tenant = self.joined.opens, self._bench.names.tenant(frame.grant)
         if not opens.take(tenant, len(frame.tokens)):
-            return partial(self._refuse, frame, frame.request, Reason.BACKPRESSURE)
+            return self._refuse(frame, frame.request, Reason.BACKPRESSURE)
         began_ns = self._now()
         request = self.joined.requests.open(frame.request, began_ns)
         opens.keep(request, tenant, len(frame.tokens))
@@ -309,6 +318,10 @@ class SchedulerSession:
                     self._judge(request, frame, tenant, began_ns), name="judge"
                 ),
             )
+        return self._give_way()
+
+    def _give_way(self) -> Later | None:
+        """Let others run after so many `Open`s."""
         self._in_a_row += 1
         if self._in_a_row < FRAMES_IN_A_ROW:
             return None
@@ -424,9 +437,10 @@ class SchedulerSession:
                 tenant=judged.grant.tenant,
             )
 
-    async def _refuse(self, frame: Open, name: str, reason: Reason) -> None:
+    def _refuse(self, frame: Open, name: str, reason: Reason) -> Later | None:
+        """Nobody waits for its record: it gives nothing to anybody, and others' frames follow."""
         self.connection.send(Verdict(frame.request, False, 0, False))
-        await self._bench.depot.audit.note(
+        later = self._refusals.put(
             "denied",
             "refused",
             reason,
@@ -434,6 +448,7 @@ class SchedulerSession:
             request=name,
             grant=None,
         )
+        return later or self._give_way()
 
     def _now(self) -> int:
         return self._bench.depot.clocks.boot()

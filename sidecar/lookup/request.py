@@ -180,7 +180,7 @@ class Request:
     def __init__(
         self, name: str, held: Held | None = None, ended: Callable[[Request], None] | None = None
     ) -> None:
-        """`ended` is called whenever the engine says that it is over."""
+        """`ended` is called once, when the engine says that it is over."""
         self._held = held or Held()
         self._tell_ended = ended
         self.name = name
@@ -296,10 +296,11 @@ class Request:
         return 0 if self.prompt is None else len(self.prompt.tokens)
 
     def _over(self, now_ns: int) -> None:
+        if self._is_over:
+            return  # an engine may say so as often as it likes
+        self._is_over = True
         self.ended_ns = now_ns
-        if not self._is_over:
-            self._is_over = True
-            self._held.open_count -= 1
+        self._held.open_count -= 1
         if self._tell_ended is not None:
             self._tell_ended(self)
 
@@ -320,7 +321,7 @@ class Requests:
     """
 
     def __init__(self, over: Callable[[Request], None] = _tell_nobody) -> None:
-        """`over` hears of each that the engine said is over, or was denied; more than once too."""
+        """`over` hears once of each that the engine said is over, or was denied."""
         self._tell_over = over
         self._by_name: dict[str, Request] = {}
         self._leaving: list[Request] = []

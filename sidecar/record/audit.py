@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Literal, Required, TypedDict, Unpack
+from typing import Final, Literal, Required, TypedDict, Unpack
 
 from sidecar.clocks import Clocks
 from sidecar.control.logstate import LogState
@@ -16,6 +16,9 @@ from strongroom.control import SpoolEvent
 from strongroom.errors import Unavailable
 from strongroom.grant import GrantClaims
 from strongroom.identity import NamespaceId
+
+NOTES_MAX: Final = 256
+"""Notes of one connection on their way: as many as the spool writes in one go."""
 
 Kind = Literal["lookup", "hint", "load", "save", "denied", "fenced", "corrupt", "quota", "error"]
 Outcome = Literal["hit", "miss", "refused", "stored", "failed"]
@@ -88,3 +91,37 @@ class Audit:
         """
         with suppress(Unavailable):
             await self.record(kind, outcome, reason, **access)
+
+
+class Notes:
+    """What a connection puts on record while it goes on with others' frames.
+
+    Nothing is left out. `NOTES_MAX` are on their way at most: then the connection waits for the
+    oldest, as everybody does whose record has to be written before it is served.
+    """
+
+    def __init__(self, audit: Audit) -> None:
+        self._audit = audit
+        self._written: deque[asyncio.Future[None]] = deque()
+
+    def put(
+        self, kind: Kind, outcome: Outcome, reason: Reason, **access: Unpack[Access]
+    ) -> Callable[[], Awaitable[None]] | None:
+        """`Audit.note` without waiting: None, or what to wait for before the next one."""
+        with suppress(Unavailable):
+            written = self._audit.put(kind, outcome, reason, **access)
+            if written is not None:
+                written.add_done_callback(_hear)
+                self._written.append(written)
+        while self._written and self._written[0].done():
+            self._written.popleft()
+        return self._oldest if len(self._written) >= NOTES_MAX else None
+
+    async def _oldest(self) -> None:
+        await asyncio.wait([self._written[0]])
+
+
+def _hear(written: asyncio.Future[None]) -> None:
+    """Its failure changes nothing here: the spool has counted and announced it."""
+    if not written.cancelled():
+        written.exception()

@@ -518,7 +518,7 @@ async def test_more_hints_in_a_second_than_allowed_are_dropped_unlooked_at(apart
     few = replace(
         desk, clock=clock, counts=HintCounts(), limits=replace(desk.limits, per_s=3, judged_max=99)
     )
-    hints = Hints(few, joined.facts)
+    hints = Hints(few, joined.facts, few.allowance())
     async with asyncio.TaskGroup() as tasks:
         for number in range(5):
             hints.take(hint(apart.stored.grant(), name=f"h{number}"), tasks)
@@ -565,7 +565,7 @@ async def test_the_hints_of_a_tenant_are_counted_for_the_tenant_that_their_grant
     few = replace(
         desk, clock=FakeClock(), counts=HintCounts(), limits=replace(desk.limits, per_s=4)
     )
-    hints = Hints(few, joined.facts)
+    hints = Hints(few, joined.facts, few.allowance())
     quiet = apart.world.control.grant(apart.world.control.tenant(), PROMPT)
     async with asyncio.TaskGroup() as tasks:
         for number in range(6):
@@ -804,3 +804,24 @@ def damage_records(folder: Path) -> int:
         with path.open("r+b") as file:
             file.write(raw)
     return damaged
+
+
+async def test_what_an_engine_may_ask_for_is_counted_over_all_its_connections(
+    tmp_path: Path,
+) -> None:
+    async with harness(tmp_path) as world:
+        sessions = world.sidecar.sessions
+        desk, counts = sessions.hints, sessions.hints.counts
+        # A second that does not end.
+        one = replace(desk, clock=FakeClock(), limits=replace(desk.limits, per_s=1))
+        sessions._hints[ENGINE] = one.allowance()
+        granted = world.control.grant(world.tenant, PROMPT)
+        for number in range(3):
+            engine = await world.engine()
+            engine.scheduler.send(hint(granted, name=f"h{number}"))
+            await frames_before_pong(engine.scheduler, 1)
+            # No connection of it is left, and it is forgotten.
+            await engine.close()
+            world.engines.remove(engine)
+            await until(lambda: len(sessions) == 0)
+        assert (counts.taken, counts.dropped) == (3, 2)

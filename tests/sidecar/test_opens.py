@@ -16,7 +16,11 @@ import pytest
 from sidecar.engines.opens import Names, Opens, Steps
 from sidecar.lookup.judge import Judge
 from sidecar.lookup.request import Request
+from sidecar.record.audit import NOTES_MAX
+from sidecar.record.spool import Spool
 from strongroom.blocks import pack_tokens
+from strongroom.control import SpoolEvent
+from strongroom.errors import Unavailable
 from strongroom.identity import ComponentId
 from strongroom.wire.frames import Cancel, Finish, Open, Verdict
 from tests.sidecar.control_plane import Granted
@@ -109,6 +113,58 @@ async def test_who_comes_after_a_flood_of_open_requests_finds_its_part(
         assert (await engine.open("q3", quiet)).allowed
         assert world.sidecar.statistics().requests_refused == 2
         assert world.sidecar.audit.counts["denied", "refused", "backpressure"] == 2
+
+
+async def test_a_refused_open_is_put_on_record_while_the_frames_behind_it_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk takes no record of a refusal until it is told to."""
+    put, late = Spool.put, list[asyncio.Future[None]]()
+
+    def slow(spool: Spool, event: SpoolEvent) -> asyncio.Future[None] | None:
+        written = put(spool, event)
+        if event.kind != "denied":
+            return written
+        late.append(asyncio.get_running_loop().create_future())
+        return late[-1]
+
+    async with harness(tmp_path, requests_max=4) as world:
+        engine = await world.engine()
+        quiet = world.control.grant(world.control.tenant(), PROMPT)
+        flood = world.control.grant(world.tenant, PROMPT)
+        for number in range(4):
+            assert (await engine.open(f"f{number}", flood)).allowed
+        monkeypatch.setattr(Spool, "put", slow)
+        for number in range(FLOOD):
+            sent(engine, f"x{number}", flood)
+        assert (await verdict_of(engine, "q0", quiet)).allowed
+        assert len(late) == FLOOD
+        # No more than this is ever on its way, and nothing is left out.
+        for number in range(NOTES_MAX):
+            sent(engine, f"y{number}", flood)
+        sent(engine, "q1", quiet)
+        await until(lambda: len(late) == NOTES_MAX)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert len(late) == NOTES_MAX
+        late[0].set_exception(Unavailable("the disk is full"))  # which is nobody's harm
+        await until(lambda: len(late) > NOTES_MAX)
+        for written in late[1:NOTES_MAX]:
+            written.set_result(None)
+        await until(lambda: len(late) == FLOOD + NOTES_MAX)
+        while (verdict := await engine.scheduler.expect(Verdict)).request != "q1":
+            assert not verdict.allowed
+        assert verdict.allowed
+        assert world.sidecar.audit.counts["denied", "refused", "backpressure"] == len(late)
+
+
+async def verdict_of(engine: Engine, name: str, granted: Granted) -> Verdict:
+    """Behind those of others."""
+    sent(engine, name, granted)
+    async with asyncio.timeout(20):
+        while (verdict := await engine.scheduler.expect(Verdict)).request != name:
+            pass
+    return verdict
 
 
 async def test_verdicts_that_wait_for_one_tenants_keys_hold_up_no_other_tenant(

@@ -108,3 +108,34 @@ def test_a_swept_name_that_is_used_again_is_another_request(judged: Judged) -> N
     sweep(requests, 100)
     assert requests.get("r") is second
     assert requests.prompt_bytes == 256
+
+
+def test_what_ended_is_kept_once_however_often_the_engine_says_so(judged: Judged) -> None:
+    told: list[str] = []
+    requests = Requests(lambda request: told.append(request.name))
+    finished, cancelled = requests.open("finished", 0), requests.open("cancelled", 0)
+    finished.settle(judged)
+    for now in range(1, 1001):
+        finished.finish(now)
+        cancelled.cancel(now)
+    assert told == ["finished", "cancelled"]
+    assert (len(requests._lingering), len(requests._over)) == (1, 1)
+    assert finished.ended_ns == 1, "and it is forgotten no later"
+    # Nor is another pushed out by it.
+    other = requests.open("other", 0)
+    other.settle(judged)
+    other.finish(1)
+    requests.sweep(0, number_max=2, bytes_max=1 << 30)
+    assert requests.get("finished") is finished
+    assert requests.get("other") is other
+
+
+def test_a_request_that_is_cancelled_after_it_finished_is_forgotten(judged: Judged) -> None:
+    requests = Requests()
+    request = requests.open("r", 0)
+    request.settle(judged)
+    request.finish(1)
+    request.cancel(2)
+    assert requests.finished_bytes == 0
+    sweep(requests, 1)
+    assert requests.get("r") is None
