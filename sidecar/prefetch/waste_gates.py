@@ -3,8 +3,11 @@
 Rules:
 - Every tenant has a gate of its own (`sidecar.prefetch.waste`): who wastes stops its own alone.
 - The node's gate stops all. It needs `NODE_TIMES` as many blocks to judge, and hears only of
-  tenants whose own gate is open: so no tenant alone can trip it, and many that waste a little each
-  still do.
+  tenants whose own gate is open. One tenant's waste counts as half of the limit at most, however
+  large its blocks are: so neither one tenant nor two can trip it, and many that waste a little
+  each still do.
+- The node's probe is shared: a tenant has a `NODE_TIMES`th of its blocks out at a time, and its
+  waste counts there as above. So no tenant alone can keep the node stopped.
 - A tenant of which nothing is under way and nothing has settled lately is forgotten while its gate
   is open. Others are as many as the blocks that are on their way, and those that cool down.
 """
@@ -20,6 +23,7 @@ from sidecar.prefetch.waste import (
     Admitted,
     CoolingDown,
     Flowing,
+    Parts,
     Probing,
     WasteGate,
     WasteSettings,
@@ -69,7 +73,8 @@ class WasteGates:
         self._tenants: dict[ComponentId, _Tenant] = {}
         blocks_min = NODE_TIMES * settings.blocks_min
         node = replace(settings, blocks_min=blocks_min)
-        self._node = WasteGate(node, clock, partial(tripped, None))
+        parts = Parts(settings.limit / 2, max(1, settings.probe_blocks // NODE_TIMES))
+        self._node = WasteGate(node, clock, partial(tripped, None), parts)
 
     def stopped(self, tenant: ComponentId) -> bool:
         """Whether nothing of this tenant is admitted now."""
@@ -83,7 +88,7 @@ class WasteGates:
         own = mine.gate.admit()
         if own is None:
             return None
-        node = self._node.admit()
+        node = self._node.admit(tenant)
         if node is None:
             mine.gate.withdrawn(own)
             return None

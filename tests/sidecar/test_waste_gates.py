@@ -17,19 +17,19 @@ FLOOD, QUIET = ComponentId("f" * 32), ComponentId("a" * 32)
 
 
 class Gates:
-    def __init__(self) -> None:
+    def __init__(self, settings: WasteSettings = SETTINGS) -> None:
         self.clock = FakeClock()
         self.closed: list[ComponentId | None] = []
-        self.gates = WasteGates(SETTINGS, self.clock, self.closed.append)
+        self.gates = WasteGates(settings, self.clock, self.closed.append)
 
-    def wastes(self, tenant: ComponentId, count: int) -> int:
+    def wastes(self, tenant: ComponentId, count: int, nbytes: int = 100) -> int:
         """How many of so many were admitted, all of which are wasted."""
         admitted = 0
         for _ in range(count):
             passed = self.gates.admit(tenant)
             if passed is not None:
                 admitted += 1
-                self.gates.wasted(passed, 100)
+                self.gates.wasted(passed, nbytes)
         return admitted
 
 
@@ -74,6 +74,60 @@ def test_the_waste_of_many_stops_the_node_although_none_reached_its_own_limit() 
         assert passed is not None
         at.gates.used(passed, 100)
     assert isinstance(at.gates.state, Flowing)
+
+
+MANY = WasteSettings(limit=0.5, window_ns=10**12, blocks_min=32, probe_blocks=8)
+"""As they are set."""
+
+
+def test_one_tenants_large_blocks_do_not_stop_the_node_and_three_tenants_do() -> None:
+    """One block fewer than its own gate judges, eight times as large as those of the others."""
+    at = Gates(MANY)
+    at.wastes(FLOOD, MANY.blocks_min - 1, 800)
+    for _ in range(5 * MANY.blocks_min):
+        passed = at.gates.admit(QUIET)
+        assert passed is not None
+        at.gates.used(passed, 100)
+        assert at.gates.ratio <= 0.5
+    assert at.closed == []
+    # What is capped is one tenant's part: three that waste as much are another thing.
+    for number in (1, 2):
+        at.wastes(ComponentId(f"{number:032x}"), MANY.blocks_min - 1, 800)
+    assert at.closed == [None]
+    assert at.gates.stopped(QUIET)
+
+
+def test_no_tenant_takes_all_of_the_nodes_probe_nor_fails_it_alone() -> None:
+    at = Gates(MANY)
+    for number in range(2 * NODE_TIMES):
+        at.wastes(ComponentId(f"{number:032x}"), MANY.blocks_min - 1)
+    assert at.closed == [None]
+    at.clock.advance_s(31)
+    mine = [at.gates.admit(FLOOD) for _ in range(MANY.probe_blocks)]
+    taken = [one for one in mine if one is not None]
+    assert len(taken) == MANY.probe_blocks // NODE_TIMES
+    passed = at.gates.admit(QUIET)
+    assert passed is not None, "who comes behind it finds a place"
+    at.gates.used(passed, 100)
+    # It comes back for more as its blocks settle, and wastes all of them.
+    while taken:
+        at.gates.wasted(taken.pop(), 800)
+        taken += [one for one in (at.gates.admit(FLOOD),) if one is not None]
+        if at.gates.state == Flowing():
+            break
+    assert at.closed == [None]
+    assert at.gates.admit(QUIET) is not None
+
+
+def test_a_probe_that_many_waste_stops_the_node_again() -> None:
+    at = Gates(MANY)
+    tenants = [ComponentId(f"{number:032x}") for number in range(2 * NODE_TIMES)]
+    for tenant in tenants:
+        at.wastes(tenant, MANY.blocks_min - 1)
+    at.clock.advance_s(31)
+    for tenant in tenants:
+        at.wastes(tenant, 1)
+    assert at.closed.count(None) == 2
 
 
 def test_tenants_that_nothing_is_known_against_are_forgotten() -> None:
