@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import httpx
 import typer
 
-from cli import audit, backup, keys, policy, tenant
+from cli import audit, backup, keys, policy, revoke, tenant
 from cli.api import system_tls
 from cli.hardening import keep_private
 from cli.options import (
@@ -39,6 +39,8 @@ app.add_typer(policy.app, name="policy")
 app.add_typer(audit.app, name="audit")
 app.add_typer(keys.app, name="keys")
 app.add_typer(backup.app, name="backup")
+app.add_typer(revoke.app, name="revocation")
+app.command(help=revoke.HELP, epilog=revoke.EPILOG)(revoke.revoke)
 
 Host = Annotated[str, typer.Option(help="Address to listen on.")]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")]
@@ -266,48 +268,18 @@ def clear(
 
 
 @app.command()
-def revoke(
-    axis: Annotated[
-        str,
-        typer.Argument(
-            help="subject, membership, group, document, document_version, model, adapter, "
-            "tokenizer, template, policy, tenant or sidecar."
-        ),
-    ],
-    target: Annotated[str, typer.Argument(help="Its id; for a subject or membership its name.")],
-    reason: Annotated[str, typer.Option(help="Why; kept in the audit and the certificate.")],
-    tenant_id: Annotated[
-        str | None, typer.Option("--tenant", help="The tenant's component id.")
-    ] = None,
-    group: Annotated[
-        str | None, typer.Option(help="For a membership: the group's component id.")
-    ] = None,
-    certificate: Annotated[
-        Path | None, typer.Option(help="Write the certificate to this file.")
-    ] = None,
-    url: Url = DEFAULT_URL,
-    token_file: TokenFile = DEFAULT_TOKEN_FILE,
-) -> None:
-    """Make something unreadable everywhere, at once, with evidence."""
-    from cli.revoke import revoke as run  # noqa: PLC0415
-
-    body: dict[str, Any] = {"axis": axis, "target": target, "reason": reason}
-    if tenant_id is not None:
-        body["tenant"] = tenant_id
-    if group is not None:
-        body["group"] = group
-    with api(url, token_file) as client:
-        run(client, body, certificate, console)
-
-
-@app.command()
 def verify(
-    certificate: Annotated[Path, typer.Argument(help="The certificate, as it was issued.")],
+    certificate: Annotated[
+        Path, typer.Argument(help="The certificate, in any of its forms: *.jws, *.json, *.html.")
+    ],
     keys: Annotated[
         Path, typer.Option(help="The service's public keys: the answer of GET /v1/keys.")
     ],
 ) -> None:
-    """Verify a revocation's certificate, offline."""
+    """Verify a revocation's certificate with the public key alone, offline.
+
+    Exit code 0: it holds; 1: it does not, and why; 2: a file cannot be read.
+    """
     from cli.verify import verify as run  # noqa: PLC0415
 
     with told_errors():

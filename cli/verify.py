@@ -11,8 +11,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from policy.certificate_forms import verify_any
 from policy.certificates import CertificateInvalid, Finality, Verified
-from policy.certificates import verify as check
 from policy.signing import Verifier, decode_base64url
 from strongroom.errors import Misuse
 
@@ -39,11 +39,11 @@ def verify(certificate: Path, keys: Path, console: Console) -> bool:
     """Say whether the certificate holds, and what it proves."""
     verifier = read_keys(keys)
     try:
-        text = certificate.read_text()
+        text = certificate.read_text(encoding="utf-8")
     except (OSError, UnicodeError) as error:
         raise Misuse(f"{certificate} cannot be read", field="certificate") from error
     try:
-        verified = check(text, verifier)
+        verified = verify_any(text, verifier)
     except CertificateInvalid as error:
         console.print(f"INVALID: {error.message}", style="red", markup=False, soft_wrap=True)
         return False
@@ -71,7 +71,9 @@ def _show(verified: Verified, console: Console) -> None:
     table.add_row("log entry", f"epoch {claims.epoch}, seq {claims.seq}, {claims.entry_hash}")
     table.add_row("components destroyed", f"{claims.components_total}")
     table.add_row("erasure", _erasure(claims.final.state, claims.final.at))
-    table.add_row("audit event", f"{claims.audit.index} of {verified.head.size} in the signed tree")
+    for name, proof in (("commit", claims.audit), ("in force", claims.in_force)):
+        place = f"{proof.index} of {verified.head.size} in the signed tree"
+        table.add_row(f"audit event, {name}", place)
     for sidecar in claims.sidecars:
         table.add_row(f"sidecar {sidecar.name}", f"{sidecar.state} at {sidecar.at}")
     console.print(table)

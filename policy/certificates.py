@@ -5,7 +5,8 @@ can check, without asking anybody:
 - that the service signed it, and signed the log entry and the audit head inside it;
 - that the log entry is the one it names, and retires the components that it lists;
 - that every sidecar that could have served was fenced or out of its lease;
-- that the revocation's audit event, which binds all this, is in the tree with the signed head.
+- that two audit events are in the tree with the signed head: that of the commit, which binds what
+  was asked and destroyed, and that of its being in force, which binds where each sidecar stood.
 
 `final.state` stays `pending` until the key-encryption keys that had wrapped the destroyed
 secrets are destroyed too; until then a backup of the key table could bring a secret back. A
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
@@ -32,8 +33,9 @@ from strongroom.errors import Refused, StrongroomError
 from strongroom.identity import ComponentId
 from strongroom.log import LogEntry
 
-CERTIFICATE_VERSION: Final = 1
+CERTIFICATE_VERSION: Final = 2
 EVENT_KIND: Final = "revocation.committed"
+IN_FORCE_KIND: Final = "revocation.in_force"
 COMPONENTS_MAX: Final = 8192
 """Components that a certificate lists by id; of more it lists none, and only their digest."""
 
@@ -122,6 +124,9 @@ class CertificateClaims(msgspec.Struct, frozen=True, kw_only=True):
     final: Erasure
     sidecars: tuple[SidecarStanding, ...]
     audit: EventProof
+    """Of the commit."""
+    in_force: EventProof
+    """Of its being in force, under the same head."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +143,25 @@ def components_digest(components: Iterable[ComponentId]) -> str:
     """SHA-256 over the sorted ids, hexadecimal: stands for a list of any length."""
     ids = sorted(components)
     return hashlib.sha256(b"strongroom/components/v1" + "".join(ids).encode()).hexdigest()
+
+
+def standings_digest(standings: Iterable[SidecarStanding]) -> str:
+    """SHA-256 over where each sidecar stood and since when, hexadecimal.
+
+    Without what may change later: a sidecar's name, and the bytes reclaimed in the background.
+    """
+    stood = sorted(
+        [
+            each.sidecar,
+            each.state.value,
+            each.at,
+            each.loads_fenced,
+            each.saves_fenced,
+            each.namespaces_dropped,
+        ]
+        for each in standings
+    )
+    return hashlib.sha256(b"strongroom/standings/v1" + canonical_json({"stood": stood})).hexdigest()
 
 
 def sign(claims: CertificateClaims, signer: Signer) -> str:
@@ -160,8 +184,12 @@ def verify(certificate: str, verifier: Verifier) -> Verified:
     entry = _check_entry(claims, verifier)
     _check_components(claims, entry)
     _check_sidecars(claims)
-    head = _check_inclusion(claims, verifier)
+    head = _check_inclusion(claims.audit, verifier)
+    if claims.in_force.head != claims.audit.head:
+        raise CertificateInvalid("its two audit events are proved under different heads")
+    _check_inclusion(claims.in_force, verifier)
     event = _check_event(claims)
+    _check_in_force(claims)
     return Verified(claims, entry, event, head)
 
 
@@ -199,8 +227,7 @@ def _check_sidecars(claims: CertificateClaims) -> None:
         raise CertificateInvalid("a sidecar could serve after the time when it was in force")
 
 
-def _check_inclusion(claims: CertificateClaims, verifier: Verifier) -> AuditHeadClaims:
-    proof = claims.audit
+def _check_inclusion(proof: EventProof, verifier: Verifier) -> AuditHeadClaims:
     try:
         head = verify_head(proof.head, verifier)
         path = [bytes.fromhex(step) for step in proof.path]
@@ -232,7 +259,31 @@ def _check_event(claims: CertificateClaims) -> dict[str, Any]:
         }
     except (ValueError, KeyError, TypeError) as error:
         raise CertificateInvalid("its audit event cannot be read") from error
+    _same(bound, "its audit event")
+    return event
+
+
+def _check_in_force(claims: CertificateClaims) -> None:
+    try:
+        event: dict[str, Any] = json.loads(claims.in_force.event)
+        details = event["details"]
+        bound = {
+            "kind": (event["kind"], IN_FORCE_KIND),
+            "index": (event["seq"], claims.in_force.index),
+            "revocation": (event["target"], claims.id),
+            "tenant": (event["tenant"], claims.asked.tenant),
+            "time": (details["in_force_at"], claims.in_force_at),
+            "standing of the sidecars": (
+                details["standings_digest"],
+                standings_digest(claims.sidecars),
+            ),
+        }
+    except (ValueError, KeyError, TypeError) as error:
+        raise CertificateInvalid("the audit event of its being in force cannot be read") from error
+    _same(bound, "the audit event of its being in force")
+
+
+def _same(bound: Mapping[str, tuple[object, object]], event: str) -> None:
     for name, (recorded, claimed) in bound.items():
         if recorded != claimed:
-            raise CertificateInvalid(f"its audit event records another {name}")
-    return event
+            raise CertificateInvalid(f"{event} records another {name}")

@@ -50,6 +50,9 @@ from service.policies.enforcers import Enforcers
 from service.rates import RateRules, Rates
 from service.registry import routes as registry
 from service.revocation import routes as revocation
+from service.revocation import schedule_routes as scheduled
+from service.revocation.desk import RevocationDesk
+from service.revocation.rounds import RevocationRounds
 from service.revocation.settle import settle
 from service.runtime import Runtime
 from service.settings import ServiceSettings
@@ -71,6 +74,7 @@ def create_app(settings: ServiceSettings, *, clock: Clock = boot_ns) -> FastAPI:
     journal = Journal(settings.journal / "log.jws")
     kick = Kick()
     changes = Changes(database, signer, journal, kick)
+    desk = open_desk(settings.serving_lease_s, clock, settle)
     runtime = Runtime(
         settings=settings,
         database=database,
@@ -97,7 +101,12 @@ def create_app(settings: ServiceSettings, *, clock: Clock = boot_ns) -> FastAPI:
             tenants_max=settings.policies_max, bytes_max=settings.policies_bytes_max
         ),
         rates=Rates(_rate_rules(settings), clock),
-        desk=open_desk(settings.serving_lease_s, clock, settle),
+        desk=desk,
+        revocations=RevocationRounds(
+            RevocationDesk(database, changes, desk, settings.erasure_final_s),
+            provider,
+            check_s=settings.revocation_check_s,
+        ),
         clock=clock,
     )
     upkeep = Upkeep(
@@ -142,6 +151,7 @@ def create_app(settings: ServiceSettings, *, clock: Clock = boot_ns) -> FastAPI:
         tokens.router,
         keys.router,
         revocation.router,
+        scheduled.router,
         certificates.router,
         audit.router,
         audit_proofs.router,
@@ -185,6 +195,7 @@ def _lifespan(
             await runtime.key_check.look()
             await upkeep.start()
             async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(runtime.revocations.run(), name="revocations")
                 rounds = (
                     tasks.create_task(runtime.key_schedule.run(), name="kek-rotation"),
                     tasks.create_task(
@@ -197,6 +208,7 @@ def _lifespan(
                 try:
                     yield
                 finally:
+                    runtime.revocations.stop()
                     for each in rounds:
                         each.cancel()
         finally:

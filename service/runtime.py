@@ -19,6 +19,7 @@ from service.keys.schedule import KeySchedule
 from service.log.kick import Kick
 from service.policies.enforcers import Enforcers
 from service.rates import Rates
+from service.revocation.rounds import RevocationRounds
 from service.settings import ServiceSettings
 from service.sidecars.desk import SidecarDesk
 from strongroom.clock import Clock
@@ -50,6 +51,7 @@ class Runtime:
     kick: Kick
     enforcers: Enforcers
     desk: SidecarDesk
+    revocations: RevocationRounds
     rates: Rates
     clock: Clock
     """Nanoseconds since boot."""

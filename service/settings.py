@@ -137,7 +137,9 @@ class ServiceSettings(BaseSettings):
     audit_upkeep_s: Seconds = 3600.0
     """How often partitions are made ahead and what is past its retention is purged."""
 
-    # Erasure.
+    # Revocation and erasure.
+    revocation_check_s: Seconds = 5.0
+    """How often each process looks for scheduled revocations that another one left."""
     erasure_final_s: Seconds = float(ERASURE_FINAL_S_DEFAULT)
     """How long after a destruction the KEK version that wrapped the secret may still live."""
     rotation_check_s: Seconds = 60.0

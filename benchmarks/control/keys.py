@@ -58,14 +58,14 @@ def measure(bench: Bench) -> list[Row]:
 
 
 async def _onboard(settings: ServiceSettings, token: str, number: int) -> str:
-    async with _started(settings, token) as http:
-        tenant = str((await _post(http, "/v1/tenants", {"name": f"tenant-{number}"}))["id"])
-        group = await _post(http, f"/v1/tenants/{tenant}/groups", {"name": "clerks"})
+    async with started(settings, token) as http:
+        tenant = str((await post(http, "/v1/tenants", {"name": f"tenant-{number}"}))["id"])
+        group = await post(http, f"/v1/tenants/{tenant}/groups", {"name": "clerks"})
         for each in range(_DOCUMENTS):
             path = f"/v1/tenants/{tenant}/documents"
-            document = await _post(http, path, {"name": f"d{each}"})
+            document = await post(http, path, {"name": f"d{each}"})
             body = {"content_digest": f"{each:064x}", "group": group["id"]}
-            await _post(http, f"{path}/{document['id']}/versions", body)
+            await post(http, f"{path}/{document['id']}/versions", body)
     return tenant
 
 
@@ -112,11 +112,11 @@ def _open(path: Path) -> sqlite3.Connection:
 
 async def _shed(settings: ServiceSettings, token: str, tenant: str) -> float:
     asked = {"axis": "tenant", "reason": "offboarding", "wait": True}
-    async with _started(settings, token) as http:
-        other = await _post(http, "/v1/tenants", {"name": f"before-{tenant[:8]}"})
-        await _post(http, "/v1/revocations", asked | {"target": other["id"]})
+    async with started(settings, token) as http:
+        other = await post(http, "/v1/tenants", {"name": f"before-{tenant[:8]}"})
+        await post(http, "/v1/revocations", asked | {"target": other["id"]})
         begun = time.perf_counter()
-        answer = await _post(http, "/v1/revocations", asked | {"target": tenant})
+        answer = await post(http, "/v1/revocations", asked | {"target": tenant})
         taken = time.perf_counter() - begun
         if not answer["components_total"] > _DOCUMENTS:
             raise AssertionError("the tenant's secrets are still there")
@@ -124,7 +124,8 @@ async def _shed(settings: ServiceSettings, token: str, tenant: str) -> float:
 
 
 @asynccontextmanager
-async def _started(settings: ServiceSettings, token: str) -> AsyncIterator[httpx.AsyncClient]:
+async def started(settings: ServiceSettings, token: str) -> AsyncIterator[httpx.AsyncClient]:
+    """A running service, spoken to as its operator."""
     app = create_app(settings)
     async with (
         app.router.lifespan_context(app),
@@ -137,7 +138,8 @@ async def _started(settings: ServiceSettings, token: str) -> AsyncIterator[httpx
         yield http
 
 
-async def _post(http: httpx.AsyncClient, path: str, body: dict[str, Any]) -> dict[str, Any]:
+async def post(http: httpx.AsyncClient, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    """The answer; an error is raised."""
     response = await http.post(path, json=body)
     response.raise_for_status()
     answer: dict[str, Any] = response.json()

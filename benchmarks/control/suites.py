@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from benchmarks.control import audit, keys, policy, reload
+from benchmarks.control import audit, keys, policy, reload, revocation
 from benchmarks.suite import Suite
 
 SUITES: Final[tuple[Suite, ...]] = (
     policy.SUITE,
     reload.SUITE,
     keys.SUITE,
+    revocation.SUITE,
     audit.SUITE,
     audit.QUESTIONS,
 )

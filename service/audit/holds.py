@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from service.audit.models import AuditHold, AuditRow
 from service.changes import Change
 from service.log.chain import rfc3339
-from service.tenancy import store as tenancy
+from service.tenancy.models import Tenant
 from strongroom.errors import Conflict, Missing, Misuse
 from strongroom.identity import ComponentId
 
@@ -28,11 +28,14 @@ async def place(
     until: datetime | None,
     reason: str,
 ) -> AuditHold:
-    """Place a hold. Raises `Missing` for a tenant that there is not."""
+    """Place a hold, also on what a tenant that has left is remembered by.
+
+    Raises `Missing` for a tenant that there never was.
+    """
     if since is not None and until is not None and since >= until:
         raise Misuse("a hold ends after it begins", field="until")
-    if tenant is not None:
-        await tenancy.get_tenant(change.session, tenant)
+    if tenant is not None and await change.session.get(Tenant, tenant) is None:
+        raise Missing("there is no such tenant", field="tenant")
     hold = AuditHold(
         id=secrets.token_hex(16),
         tenant=tenant,

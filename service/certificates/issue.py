@@ -9,27 +9,29 @@ from __future__ import annotations
 import json
 
 from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from policy.certificates import (
     CERTIFICATE_VERSION,
     COMPONENTS_MAX,
     EVENT_KIND,
+    IN_FORCE_KIND,
     Asked,
     CertificateClaims,
     Erasure,
     EventProof,
-    SidecarStanding,
-    Standing,
     components_digest,
     sign,
 )
 from policy.signing import Signer
 from service.audit import store as audit
 from service.audit.models import AuditRow
+from service.audit.signed import SignedHead
 from service.changes import Change
 from service.log import chain
 from service.log import store as log_store
 from service.revocation import store
+from service.revocation.force import standing_of
 from service.revocation.models import Revocation
 from strongroom.errors import Conflict, Corrupt
 
@@ -40,19 +42,11 @@ async def issue(change: Change, revocation: Revocation, issuer: str, signer: Sig
     if revocation.effective_at is None:
         raise Conflict("the revocation is not yet in force", field="revocation")
     stored = await log_store.at(session, revocation.epoch, revocation.seq)
-    seq = await session.scalar(
-        select(AuditRow.seq)
-        .where(AuditRow.kind == EVENT_KIND, AuditRow.target == revocation.id)
-        .order_by(AuditRow.seq)
-        .limit(1)
-    )
-    if stored is None or seq is None:
+    if stored is None:
         raise Corrupt("the record of this revocation is gone")
     destroyed = store.components_of(revocation)
     erased = await store.erased(session, revocation)
     head = await audit.sign_head(session, signer, change.at)
-    event = await audit.event(session, seq)
-    path = await audit.inclusion_proof(session, seq, head.size)
     claims = CertificateClaims(
         version=CERTIFICATE_VERSION,
         id=revocation.id,
@@ -76,24 +70,10 @@ async def issue(change: Change, revocation: Revocation, issuer: str, signer: Sig
         components_digest=components_digest(destroyed),
         final=Erasure(erased.state, chain.rfc3339(erased.at) if erased.at else ""),
         sidecars=tuple(
-            SidecarStanding(
-                sidecar=row.sidecar,
-                name=name,
-                state=Standing(row.state.value),
-                at=row.at,
-                loads_fenced=row.loads_fenced,
-                saves_fenced=row.saves_fenced,
-                namespaces_dropped=row.namespaces_dropped,
-                bytes_reclaimed=row.bytes_reclaimed,
-            )
-            for row, name in await store.standings(session, revocation.id)
+            standing_of(*each) for each in await store.standings(session, revocation.id)
         ),
-        audit=EventProof(
-            event=event.payload().decode(),
-            index=seq,
-            path=tuple(step.hex() for step in path),
-            head=head.jws,
-        ),
+        audit=await _proof(session, EVENT_KIND, revocation.id, head),
+        in_force=await _proof(session, IN_FORCE_KIND, revocation.id, head),
     )
     await change.audit(
         "certificate.issued",
@@ -102,3 +82,22 @@ async def issue(change: Change, revocation: Revocation, issuer: str, signer: Sig
         details={"final": str(erased.state), "audit_size": head.size},
     )
     return sign(claims, signer)
+
+
+async def _proof(session: AsyncSession, kind: str, revocation: str, head: SignedHead) -> EventProof:
+    seq = await session.scalar(
+        select(AuditRow.seq)
+        .where(AuditRow.kind == kind, AuditRow.target == revocation)
+        .order_by(AuditRow.seq)
+        .limit(1)
+    )
+    if seq is None:
+        raise Corrupt("the record of this revocation is gone")
+    event = await audit.event(session, seq)
+    path = await audit.inclusion_proof(session, seq, head.size)
+    return EventProof(
+        event=event.payload().decode(),
+        index=seq,
+        path=tuple(step.hex() for step in path),
+        head=head.jws,
+    )

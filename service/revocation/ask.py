@@ -53,6 +53,13 @@ class Ask:
         return hashlib.sha256(canonical_json(asked)).hexdigest()
 
 
+def key_of(actor: Actor, idempotency_key: str | None) -> str | None:
+    """An idempotency key as it is stored: one tenant's `boss` is not another's."""
+    if idempotency_key is None:
+        return None
+    return hashlib.sha256(f"{actor.tenant or ''}\n{idempotency_key}".encode()).hexdigest()
+
+
 def nothing_there() -> Missing:
     """The one error for what does not exist and for what is not the caller's."""
     return Missing("there is nothing here that you can revoke", field="target")

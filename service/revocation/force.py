@@ -14,11 +14,18 @@ from typing import Final
 
 from sqlalchemy import select, update
 
+from policy.certificates import (
+    IN_FORCE_KIND,
+    SidecarStanding,
+    Standing,
+    standings_digest,
+)
 from service.auth.actor import SYSTEM
 from service.changes import Change, Changes
 from service.db.base import now
 from service.db.session import Database
 from service.log.chain import rfc3339
+from service.revocation import store
 from service.revocation.models import Revocation, RevocationSidecar, SidecarState
 from service.sidecars.desk import SidecarDesk
 from service.sidecars.models import Sidecar
@@ -43,16 +50,30 @@ async def set_deadlines(change: Change, desk: SidecarDesk, revocation: Revocatio
 
 
 async def wait_in_force(
-    database: Database, changes: Changes, desk: SidecarDesk, revocation: str
-) -> None:
-    """Return once the revocation is in force. Cancelled, it changes nothing."""
+    database: Database,
+    changes: Changes,
+    desk: SidecarDesk,
+    revocation: str,
+    deadline_s: float | None = None,
+) -> bool:
+    """Return True once the revocation is in force, or False after `deadline_s`.
+
+    Without a deadline that is within one lease. Cancelled, it changes nothing.
+    """
+    clock = desk.expiry.clock
+    ends_ns = None if deadline_s is None else clock() + int(deadline_s * 1e9)
     while True:
         news = desk.acks.listen()
         if await settle(database, changes, desk, revocation):
-            return
-        left_ns = max(desk.deadlines.get(revocation, {}).values(), default=0) - desk.expiry.clock()
+            return True
+        now_ns = clock()
+        next_ns = max(desk.deadlines.get(revocation, {}).values(), default=now_ns)
+        if ends_ns is not None:
+            if now_ns >= ends_ns:
+                return False
+            next_ns = min(next_ns, ends_ns)
         try:
-            async with asyncio.timeout(min(max(left_ns, 0) / 1e9, _POLL_S)):
+            async with asyncio.timeout(min(max(next_ns - now_ns, 0) / 1e9, _POLL_S)):
                 await news.wait()
         except TimeoutError:
             continue
@@ -87,6 +108,20 @@ async def settle(database: Database, changes: Changes, desk: SidecarDesk, revoca
     return True
 
 
+def standing_of(row: RevocationSidecar, name: str) -> SidecarStanding:
+    """Where a sidecar stood when it could not serve any more, as a certificate says it."""
+    return SidecarStanding(
+        sidecar=row.sidecar,
+        name=name,
+        state=Standing(row.state.value),
+        at=row.at,
+        loads_fenced=row.loads_fenced,
+        saves_fenced=row.saves_fenced,
+        namespaces_dropped=row.namespaces_dropped,
+        bytes_reclaimed=row.bytes_reclaimed,
+    )
+
+
 async def _note(change: Change, revocation: str, now_ns: int, deadlines: Mapping[str, int]) -> None:
     session = change.session
     row = await session.get(Revocation, revocation, populate_existing=True)
@@ -104,22 +139,17 @@ async def _note(change: Change, revocation: str, now_ns: int, deadlines: Mapping
             .values(state=SidecarState.LEASE_EXPIRED, at=max(rfc3339(at), row.committed_at))
             .execution_options(synchronize_session=False)
         )
-    standings = (
-        await session.execute(
-            select(RevocationSidecar.state, RevocationSidecar.at).where(
-                RevocationSidecar.revocation == revocation
-            )
-        )
-    ).all()
-    row.effective_at = max([row.committed_at, *(at for _, at in standings)])
-    states = [state for state, _ in standings]
+    standings = [standing_of(*each) for each in await store.standings(session, revocation)]
+    row.effective_at = max([row.committed_at, *(each.at for each in standings)])
+    states = [each.state for each in standings]
     await change.audit(
-        "revocation.in_force",
+        IN_FORCE_KIND,
         tenant=row.tenant,
         target=revocation,
         details={
-            "fenced": states.count(SidecarState.FENCED),
-            "lease_expired": states.count(SidecarState.LEASE_EXPIRED),
+            "fenced": states.count(Standing.FENCED),
+            "lease_expired": states.count(Standing.LEASE_EXPIRED),
+            "standings_digest": standings_digest(standings),
             "in_force_at": row.effective_at,
         },
     )

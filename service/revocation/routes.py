@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from http import HTTPStatus
-from typing import Annotated
+from typing import Annotated, Final
 
-from fastapi import APIRouter, Depends, Path, Response
+from fastapi import APIRouter, Depends, Path, Query, Response
 from sqlalchemy import select
 
 from policy.permissions import Permission
@@ -20,6 +20,8 @@ from service.revocation.ask import check_ask
 from service.revocation.desk import RevocationDesk
 from service.revocation.models import Revocation
 from service.revocation.schemas import (
+    AskBody,
+    PreviewAnswer,
     RevocationAnswer,
     RevocationBody,
     RevocationPage,
@@ -33,11 +35,12 @@ RevocationId = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]
 Reader = Annotated[Actor, Depends(permitted(Permission.REVOCATION_READ))]
 
 
+WAIT_S_MAX: Final = 60.0
+
+
 def desk_of(runtime: Runtime) -> RevocationDesk:
     """The desk that revokes with this runtime."""
-    return RevocationDesk(
-        runtime.database, runtime.changes, runtime.desk, runtime.settings.erasure_final_s
-    )
+    return runtime.revocations.desk
 
 
 @router.post(
@@ -55,19 +58,32 @@ async def revoke(
     """Retire a subject, a membership, a group, a document, a version, an artefact, a tenant or
     a sidecar. What it destroys stays destroyed.
 
-    Answered once no sidecar can serve it any more, which is within one serving lease, or with
-    `wait` false as soon as it is committed and journalled.
+    Answered once no sidecar can serve it any more, which is within one serving lease; at
+    `deadline_s` at the latest, and with `wait` false as soon as it is committed and journalled.
+    A legal hold keeps audit records; it stops no revocation.
     """
     desk = desk_of(runtime)
     ask = check_ask(actor, body.axis, body.target, body.tenant, body.group, body.reason)
     revocation = await desk.revoke(actor, ask, key)
+    runtime.revocations.ask()
     if body.wait:
-        await desk.wait(revocation)
+        await desk.wait(revocation, body.deadline_s)
     answer = await _answer(runtime, revocation, actor)
     response.headers["Location"] = f"/v1/revocations/{revocation}"
     if answer.in_force_at is None:
         response.status_code = HTTPStatus.ACCEPTED
     return answer
+
+
+@router.post("/preview", summary="Preview a revocation")
+async def preview_revocation(
+    runtime: RuntimeDep,
+    actor: Annotated[Actor, Depends(permitted(Permission.REVOCATION_CREATE))],
+    body: AskBody,
+) -> PreviewAnswer:
+    """What revoking this would take now. Nothing is changed."""
+    ask = check_ask(actor, body.axis, body.target, body.tenant, body.group, body.reason)
+    return PreviewAnswer.of(ask, await desk_of(runtime).preview(actor, ask))
 
 
 @router.get("", summary="List revocations")
@@ -97,9 +113,18 @@ async def list_revocations(runtime: RuntimeDep, actor: Reader, paging: PagingDep
 
 @router.get("/{revocation}", summary="Read a revocation")
 async def read_revocation(
-    runtime: RuntimeDep, actor: Reader, revocation: RevocationId
+    runtime: RuntimeDep,
+    actor: Reader,
+    revocation: RevocationId,
+    wait_s: Annotated[
+        float, Query(ge=0, le=WAIT_S_MAX, description="Wait so long for it to be in force.")
+    ] = 0.0,
 ) -> RevocationAnswer:
     """Where each sidecar stands, and whether the erasure is final."""
+    if wait_s:
+        async with runtime.sessions() as session:
+            await store.get(session, revocation, actor.tenant)
+        await desk_of(runtime).wait(revocation, wait_s)
     return await _answer(runtime, revocation, actor)
 
 

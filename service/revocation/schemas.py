@@ -7,31 +7,39 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated
 
-from pydantic import ConfigDict, Field
+from pydantic import AwareDatetime, ConfigDict, Field, JsonValue
 
 from policy.certificates import COMPONENTS_MAX, Finality
 from service.revocation import store
-from service.revocation.models import Axis, Revocation, RevocationSidecar, SidecarState
+from service.revocation.ask import Ask
+from service.revocation.models import (
+    Axis,
+    Revocation,
+    RevocationSidecar,
+    ScheduledRevocation,
+    ScheduleState,
+    SidecarState,
+)
+from service.revocation.schedule import ask_of
+from service.revocation.survey import UNKNOWN_NOTE, GrantsHit, Survey
 from service.schemas import Answer, Body, ComponentIdText
 
+DEADLINE_S_MAX = 300.0
 _ID = "0123456789abcdef0123456789abcdef"
 
 
-class RevocationBody(Body):
+_EXAMPLE: dict[str, JsonValue] = {
+    "axis": "document",
+    "target": _ID,
+    "tenant": _ID,
+    "reason": "erasure asked for by its author",
+}
+
+
+class AskBody(Body):
     """What to revoke, and why."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "axis": "document",
-                    "target": _ID,
-                    "tenant": _ID,
-                    "reason": "erasure asked for by its author",
-                }
-            ]
-        }
-    )
+    model_config = ConfigDict(json_schema_extra={"examples": [_EXAMPLE]})
 
     axis: Axis
     target: Annotated[str, Field(min_length=1, max_length=128)]
@@ -41,8 +49,127 @@ class RevocationBody(Body):
     group: ComponentIdText | None = None
     """The group of a membership."""
     reason: Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class RevocationBody(AskBody):
+    """What to revoke at once, and how long to wait for the sidecars."""
+
     wait: bool = True
     """Answer once it is in force, which is within one serving lease."""
+    deadline_s: Annotated[float, Field(gt=0, le=DEADLINE_S_MAX)] | None = None
+    """Answer 202 after so long at the latest. None: after one serving lease at the latest."""
+
+
+class ScheduleBody(AskBody):
+    """What to revoke later, and when."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [_EXAMPLE | {"at": "2027-01-31T18:00:00+01:00"}]}
+    )
+
+    at: AwareDatetime
+    """A time to come, with its zone; within ten years."""
+
+
+class ScheduledAnswer(Answer):
+    """A revocation that is to come, or what became of it."""
+
+    id: str
+    """Also of the revocation, once it is carried out."""
+    axis: Axis
+    tenant: str | None
+    target: dict[str, str]
+    reason: str
+    asked_by: str
+    created_at: datetime
+    due_at: datetime
+    state: ScheduleState
+    ended_at: datetime | None
+    """When it was carried out, cancelled or failed."""
+    failure: str
+    """Why it failed: `missing`, there was nothing to revoke any more; `conflict`."""
+    revocation: str | None
+    """Where the revocation is, once it is carried out."""
+
+    @classmethod
+    def of(cls, row: ScheduledRevocation) -> ScheduledAnswer:
+        """From its row."""
+        done = row.state is ScheduleState.CARRIED_OUT
+        return cls(
+            id=row.id,
+            axis=row.axis,
+            tenant=row.tenant,
+            target=ask_of(row).describe(),
+            reason=row.reason,
+            asked_by=row.asked_by,
+            created_at=row.created_at,
+            due_at=row.due_at,
+            state=row.state,
+            ended_at=row.ended_at,
+            failure=row.failure,
+            revocation=f"/v1/revocations/{row.id}" if done else None,
+        )
+
+
+class ScheduledPage(Answer):
+    """Some scheduled revocations."""
+
+    items: list[ScheduledAnswer]
+    next_cursor: str | None
+
+
+class ConcernedSidecar(Answer):
+    """A sidecar that may hold what is revoked, and would be waited for."""
+
+    sidecar: str
+    name: str
+    leased_at: datetime | None
+    """When it last asked whether it may serve; None: never."""
+
+
+class PreviewAnswer(Answer):
+    """What a revocation would take if it were carried out now."""
+
+    axis: Axis
+    tenant: str | None
+    target: dict[str, str]
+    components: list[str]
+    """Those whose secrets would be destroyed; empty where they are too many to list."""
+    components_total: int
+    namespaces: int
+    """That can be derived now, and could not be after."""
+    subjects: int
+    """Who could read it by their groups."""
+    grants: GrantsHit
+    sidecars: list[ConcernedSidecar]
+    blocks: int | None
+    """None: unknown."""
+    bytes: int | None
+    """None: unknown."""
+    held_note: str
+    """Why they are unknown."""
+
+    @classmethod
+    def of(cls, ask: Ask, found: Survey) -> PreviewAnswer:
+        """From what was counted."""
+        total = len(found.components)
+        return cls(
+            axis=ask.axis,
+            tenant=found.tenant,
+            target=ask.describe(),
+            components=[*found.components] if total <= COMPONENTS_MAX else [],
+            components_total=total,
+            namespaces=found.namespaces,
+            subjects=found.subjects,
+            grants=found.grants,
+            sidecars=[
+                ConcernedSidecar(sidecar=each.id, name=each.name, leased_at=each.leased_at)
+                for each in found.sidecars
+            ],
+            blocks=None,
+            bytes=None,
+            held_note=UNKNOWN_NOTE,
+        )
 
 
 class SidecarStandingAnswer(Answer):

@@ -12,12 +12,13 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from policy.certificates import EVENT_KIND, Finality, components_digest
+from service.auth.actor import Actor
 from service.changes import Change
 from service.keys.finality import final_at
 from service.log.chain import rfc3339
-from service.revocation.ask import Ask, nothing_there
+from service.revocation.ask import Ask, key_of, nothing_there
 from service.revocation.carry_out import CarriedOut
-from service.revocation.models import Revocation, RevocationSidecar, SidecarState
+from service.revocation.models import Axis, Revocation, RevocationSidecar, SidecarState
 from service.sidecars import store as sidecars
 from service.sidecars.models import Sidecar
 from strongroom.canonical import canonical_json
@@ -50,18 +51,22 @@ async def record(
     done: CarriedOut,
     idempotency_key: str | None,
     erasure_final_s: float,
+    scheduled: str | None = None,
 ) -> Revocation:
-    """Store a revocation with the sidecars that it concerns, and audit it."""
-    caller = caller_of(change)
+    """Store a revocation with the sidecars that it concerns, and audit it.
+
+    `scheduled`: the id under which it had been scheduled.
+    """
+    caller = caller_of(change.actor)
     destroyed = sorted(done.components)
     revocation = Revocation(
-        id=secrets.token_hex(16),
+        id=scheduled or secrets.token_hex(16),
         axis=ask.axis,
         tenant=done.tenant,
         target=canonical_json(ask.describe()).decode(),
         reason=ask.reason,
         asked_by=caller,
-        idempotency_key=idempotency_key,
+        idempotency_key=key_of(change.actor, idempotency_key),
         request=ask.digest(),
         committed_at=rfc3339(change.at),
         epoch=done.entry.epoch,
@@ -105,20 +110,34 @@ async def record(
     return revocation
 
 
-def caller_of(change: Change) -> str:
+def caller_of(actor: Actor) -> str:
     """Who asked, as it is recorded."""
-    return f"{change.actor.kind}:{change.actor.id}"
+    return f"{actor.kind}:{actor.id}"
 
 
 async def _concerned(session: AsyncSession, done: CarriedOut) -> Sequence[Sidecar]:
-    """The sidecars that may hold what is revoked."""
+    """The sidecars that may hold what is revoked.
+
+    One that is being revoked itself may serve until that is in force, and is among them.
+    """
     if done.sidecar is not None:
         return [await sidecars.get(session, done.sidecar)]
-    return await sidecars.concerned(session, done.tenant)
+    leaving = await session.scalars(
+        sidecars.serving(select(Sidecar), done.tenant)
+        .join(RevocationSidecar, RevocationSidecar.sidecar == Sidecar.id)
+        .join(Revocation, Revocation.id == RevocationSidecar.revocation)
+        .where(
+            Sidecar.revoked_at.is_not(None),
+            Revocation.axis == Axis.SIDECAR,
+            Revocation.effective_at.is_(None),
+            RevocationSidecar.state == SidecarState.PENDING,
+        )
+    )
+    return [*await sidecars.concerned(session, done.tenant), *leaving.unique()]
 
 
 async def find_repeated(
-    session: AsyncSession, caller: str, idempotency_key: str | None, ask: Ask
+    session: AsyncSession, actor: Actor, idempotency_key: str | None, ask: Ask
 ) -> Revocation | None:
     """The revocation that this very request has made already.
 
@@ -128,7 +147,8 @@ async def find_repeated(
         return None
     found = await session.scalar(
         select(Revocation).where(
-            Revocation.asked_by == caller, Revocation.idempotency_key == idempotency_key
+            Revocation.asked_by == caller_of(actor),
+            Revocation.idempotency_key == key_of(actor, idempotency_key),
         )
     )
     if found is not None and found.request != ask.digest():

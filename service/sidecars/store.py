@@ -156,8 +156,10 @@ async def require_current(session: AsyncSession, proven: Enrolled) -> None:
         raise Unauthenticated("the proof is not valid")
 
 
-def serving(statement: Select[Sidecar], tenant: str) -> Select[Sidecar]:
-    """Only the sidecars that are enrolled for `tenant`."""
+def serving(statement: Select[Sidecar], tenant: str | None) -> Select[Sidecar]:
+    """Only the sidecars that are enrolled for `tenant`; None: for any."""
+    if tenant is None:
+        return statement
     enrolled = select(SidecarTenant.sidecar).where(SidecarTenant.tenant == tenant)
     return statement.where(or_(Sidecar.every_tenant.is_(True), Sidecar.id.in_(enrolled)))
 
@@ -167,10 +169,7 @@ async def get(session: AsyncSession, sidecar: str, tenant: str | None = None) ->
 
     Raises `Missing`.
     """
-    statement = select(Sidecar).where(Sidecar.id == sidecar)
-    if tenant is not None:
-        statement = serving(statement, tenant)
-    row = await session.scalar(statement)
+    row = await session.scalar(serving(select(Sidecar).where(Sidecar.id == sidecar), tenant))
     if row is None:
         raise Missing("there is no such sidecar", field="sidecar")
     return row
@@ -179,9 +178,7 @@ async def get(session: AsyncSession, sidecar: str, tenant: str | None = None) ->
 async def concerned(session: AsyncSession, tenant: str | None) -> Sequence[Sidecar]:
     """The live sidecars that may hold what is `tenant`'s; None: what all tenants share."""
     statement = select(Sidecar).where(Sidecar.revoked_at.is_(None)).order_by(Sidecar.id)
-    if tenant is not None:
-        statement = serving(statement, tenant)
-    return (await session.scalars(statement)).all()
+    return (await session.scalars(serving(statement, tenant))).all()
 
 
 async def revoke(session: AsyncSession, sidecar: Sidecar) -> None:

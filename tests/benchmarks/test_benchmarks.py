@@ -42,6 +42,7 @@ PROMISED = {
     "decide_vs_pycasbin": ">= 100",
     "tenant_reload_other_p99": "<= 2",
     "shed_vs_delete": "<= 0.01",
+    "revoke_commit_scaling": "<= 2",
     "audit_append_per_s": ">= 5000",
     "audit_verify_per_s": ">= 50000",
     "audit_query_ms_p95": "<= 500",

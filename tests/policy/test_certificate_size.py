@@ -6,6 +6,7 @@ import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from policy.certificates import (
+    CERTIFICATE_VERSION,
     COMPONENTS_MAX,
     Asked,
     CertificateClaims,
@@ -43,7 +44,7 @@ def test_a_certificate_over_as_many_components_as_there_may_be_is_signed_and_ver
     signed = SIGNER.sign(Typ.LOG, entry.payload())
     assert VERIFIER.verify(Typ.LOG, signed) == entry.payload()
     claims = CertificateClaims(
-        version=1,
+        version=CERTIFICATE_VERSION,
         id="f" * 32,
         issuer="strongroom",
         issued_at=AT,
@@ -65,6 +66,7 @@ def test_a_certificate_over_as_many_components_as_there_may_be_is_signed_and_ver
             for number in range(SIDECARS)
         ),
         audit=EventProof("{}" + " " * 4096, 2**40, ("a" * 64,) * 40, "h" * 1024),
+        in_force=EventProof("{}" + " " * 1024, 2**40, ("a" * 64,) * 40, "h" * 1024),
     )
     certificate = sign(claims, SIGNER)
     assert VERIFIER.verify(Typ.CERTIFICATE, certificate) == canonical_json(

@@ -101,6 +101,28 @@ def _audit(**fields: Any) -> Change:
     return change
 
 
+def _in_force(**fields: Any) -> Change:
+    def change(claims: CertificateClaims) -> CertificateClaims:
+        return msgspec.structs.replace(
+            claims, in_force=msgspec.structs.replace(claims.in_force, **fields)
+        )
+
+    return change
+
+
+def _commit_for_in_force(claims: CertificateClaims) -> CertificateClaims:
+    return msgspec.structs.replace(claims, in_force=claims.audit)
+
+
+def _standing(**fields: Any) -> Change:
+    def change(claims: CertificateClaims) -> CertificateClaims:
+        first, *others = claims.sidecars
+        first = msgspec.structs.replace(first, **fields)
+        return msgspec.structs.replace(claims, sidecars=(first, *others))
+
+    return change
+
+
 def _late_sidecar(claims: CertificateClaims) -> CertificateClaims:
     late = SidecarStanding("f" * 32, "late", Standing.FENCED, "9999-01-01T00:00:00Z", 0, 0, 0, 0)
     return msgspec.structs.replace(claims, sidecars=(*claims.sidecars, late))
@@ -126,7 +148,7 @@ def _other_entry(claims: CertificateClaims) -> CertificateClaims:
 
 
 CHANGES: dict[str, tuple[Change, str]] = {
-    "another version": (_with(version=2), "version"),
+    "another version": (_with(version=3), "version"),
     "another id": (_with(id="0" * 32), "revocation"),
     "another seq": (_with(seq=1), "position"),
     "another epoch": (_with(epoch="0" * 32), "position"),
@@ -143,6 +165,14 @@ CHANGES: dict[str, tuple[Change, str]] = {
     ),
     "a sidecar that could serve later": (_late_sidecar, "could serve"),
     "a sidecar twice": (_twice, "twice"),
+    "in force at another time": (_with(in_force_at="9999-01-01T00:00:00Z"), "another time"),
+    "no sidecar": (_with(sidecars=()), "standing"),
+    "a sidecar that said so itself": (_standing(state=Standing.FENCED), "standing"),
+    "a sidecar with other counts": (_standing(namespaces_dropped=99), "standing"),
+    "another event in force": (_in_force(event="{}"), "audit tree"),
+    "the commit's event for it": (_commit_for_in_force, "cannot be read"),
+    "in force at another index": (_in_force(index=0), "audit tree"),
+    "in force under another head": (_in_force(head="x.y.z"), "different heads"),
     "in force before it was committed": (_with(in_force_at="1970-01-01T00:00:00Z"), "serve"),
     "another axis": (_asked(axis="tenant"), "axis"),
     "another target": (_asked(target={"tenant": "x"}), "target"),

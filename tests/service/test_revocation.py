@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from policy.certificates import verify
 from service.auth.tokens import Role
 from service.settings import ServiceSettings
 from strongroom.log import InvalidationKind
@@ -341,3 +342,88 @@ async def _next_entry(party: SidecarParty) -> int:
             if head > before:
                 return head
             await asyncio.sleep(0)
+
+
+async def test_at_the_deadline_it_is_answered_committed_and_waiting_again_sees_it_in_force(
+    short: Service,
+) -> None:
+    world = await World(short).build()
+    party = await enrolled(short, world.tenant)
+    await party.serving_lease()
+    asked = body("document_version", world.document)
+    response = await short.operator.ask("POST", "/v1/revocations", asked | {"deadline_s": 0.05})
+    answer = response.json()
+    assert (response.status_code, answer["state"]) == (202, "committed")
+    assert [each["state"] for each in answer["sidecars"]] == ["pending"]
+    assert not await alive(short, world.document)
+    path = f"/v1/revocations/{answer['id']}"
+    assert (await short.operator.get(path, wait_s=0.01))["state"] == "committed"
+    assert (await short.operator.get(path, wait_s=30))["state"] == "in_force"
+    # A deadline that is not reached changes nothing.
+    other = await short.document(world.tenant, "other", world.group)
+    far = body("document_version", other) | {"deadline_s": 60}
+    done = await short.operator.ask("POST", "/v1/revocations", far)
+    assert (done.status_code, done.json()["state"]) == (200, "in_force")
+
+
+async def test_a_sidecar_that_is_being_revoked_is_waited_for_until_it_is_out_of_its_lease(
+    short: Service,
+) -> None:
+    """It was cut off and may serve until then: a document is not gone before that either."""
+    world = await World(short).build()
+    party, other = await enrolled(short), await enrolled(short, name="node-2")
+    await party.serving_lease()
+    gone = await short.operator.ask(
+        "POST", "/v1/revocations", body("sidecar", party.id, wait=False)
+    )
+    assert gone.status_code == 202
+    answer = await short.operator.post("/v1/revocations", body("document_version", world.document))
+    assert {each["sidecar"] for each in answer["sidecars"]} == {party.id, other.id}
+    sidecar = await short.operator.get(f"/v1/revocations/{gone.json()['id']}")
+    assert sidecar["state"] == "in_force"
+    assert sidecar["in_force_at"] <= answer["in_force_at"]
+    # Once it is out, it delays and concerns nothing any more.
+    second = await short.document(world.tenant, "second", world.group)
+    after = await short.operator.post("/v1/revocations", body("document_version", second))
+    assert {each["sidecar"] for each in after["sidecars"]} == {other.id}
+
+
+async def test_a_key_is_its_callers_tenants_own(service: Service) -> None:
+    mine, theirs = await World(service).build(), await World(service).build("globex")
+    key = {"Idempotency-Key": "k1"}
+    for world in (mine, theirs):
+        boss = service.party("boss", world.tenant, Role.TENANT_ADMIN)
+        asked = body("document_version", world.document)
+        answer = await boss.ask("POST", "/v1/revocations", asked, headers=key)
+        assert answer.status_code == 200
+        assert answer.json()["components"] == [world.document]
+        again = await boss.ask("POST", "/v1/revocations", asked, headers=key)
+        assert again.json()["id"] == answer.json()["id"]
+
+
+async def test_a_document_of_more_versions_than_an_entry_names_is_revoked_whole(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.changes.COMPONENTS_MAX", 2)
+    world = await World(service).build()
+    party = await enrolled(service, world.tenant)
+    documents = f"/v1/tenants/{world.tenant}/documents"
+    book = await service.operator.post(documents, {"name": "book"})
+    versions = [
+        (
+            await service.operator.post(
+                f"{documents}/{book['id']}/versions",
+                {"content_digest": f"{number:064x}", "group": world.group},
+            )
+        )["id"]
+        for number in range(5)
+    ]
+    before = (await party.log()).head_seq
+    answer = await service.operator.post("/v1/revocations", body("document", book["id"]))
+    assert set(answer["components"]) == set(versions)
+    entries = [entry for entry in await party.entries() if entry.seq > before]
+    assert [len(entry.components) for entry in entries] == [2, 2, 1]
+    assert {each for entry in entries for each in entry.components} == set(versions)
+    assert entries[-1].seq == answer["seq"]
+    certificate = await service.operator.ask("GET", answer["certificate"])
+    assert verify(certificate.text, service.runtime.verifier).claims.components_total == 5
