@@ -49,7 +49,7 @@ class RevocationRounds:
         self._check_s = check_s
         self._clock = clock
         self._asked = asyncio.Event()
-        self._stopping = False
+        self._stopping = asyncio.Event()
         self._round = asyncio.Lock()
 
     def ask(self) -> None:
@@ -58,17 +58,17 @@ class RevocationRounds:
 
     def stop(self) -> None:
         """End `run` after the step that it is in: what is under way is not torn."""
-        self._stopping = True
+        self._stopping.set()
         self._asked.set()
 
     async def run(self) -> None:
         """A round each `check_s` seconds, when something's time comes, or when asked."""
-        while not self._stopping:
+        while not self._stopping.is_set():
             self._asked.clear()
             pause_s = self._check_s
             try:
                 await self.round()
-                if self._stopping:
+                if self._stopping.is_set():
                     return
                 pause_s = await self._pause_s()
             except StrongroomError as error:
@@ -93,7 +93,7 @@ class RevocationRounds:
             async with self.desk.database.readers() as session:
                 due = await schedule.due(session, self._clock())
             for scheduled in due:
-                if self._stopping:
+                if self._stopping.is_set():
                     break
                 try:
                     if await self.desk.carry_out_scheduled(scheduled):
@@ -126,7 +126,7 @@ class RevocationRounds:
             )
             pending = rows.all()
         for revocation in pending:
-            if self._stopping:
+            if self._stopping.is_set():
                 return
             await self.desk.settle(revocation)
 
@@ -142,7 +142,7 @@ class RevocationRounds:
             keks = rows.all()
         failed: StrongroomError | None = None
         for kek in keks:
-            if self._stopping:
+            if self._stopping.is_set():
                 break
             try:
                 await rotate(self.desk.database, self.desk.changes, self._provider, kek)
