@@ -49,6 +49,7 @@ from service.policies import version_routes as policy_versions
 from service.policies.enforcers import Enforcers
 from service.rates import RateRules, Rates
 from service.registry import routes as registry
+from service.residency import routes as residency
 from service.revocation import routes as revocation
 from service.revocation import schedule_routes as scheduled
 from service.revocation.desk import RevocationDesk
@@ -158,10 +159,12 @@ def create_app(settings: ServiceSettings, *, clock: Clock = boot_ns) -> FastAPI:
         audit_holds.router,
         log.router,
         sidecars.admin,
+        residency.router,
     ):
         app.include_router(router, dependencies=[Depends(current_claims)])
     # A sidecar proves itself by its own key (or a join token), which its routes check.
     app.include_router(sidecars.router)
+    app.include_router(residency.intake_router)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app
 

@@ -45,6 +45,7 @@ from sidecar.prefetch.prefetcher import Prefetcher
 from sidecar.record.audit import Audit
 from sidecar.record.damage import Damage
 from sidecar.record.events import Events, Sequence
+from sidecar.record.residency import ResidencyReporter
 from sidecar.record.shipper import Shipper
 from sidecar.record.spool import Spool, SpoolSettings
 from sidecar.revocation.follower import Follower
@@ -95,6 +96,7 @@ class Sidecar:
     in_flight: SavesInFlight
     prefetcher: Prefetcher
     shipper: Shipper
+    residency: ResidencyReporter
     invalidation: Invalidation
     damage: Damage
     watch: Watch
@@ -236,6 +238,7 @@ async def running(
                 tasks.create_task(sidecar.follower.run_reclaimed(), name="acks-reclaimed"),
                 tasks.create_task(sidecar.renewal.run(), name="key-renewal"),
                 tasks.create_task(sidecar.shipper.run(), name="audit-shipper"),
+                tasks.create_task(sidecar.residency.run(), name="residency"),
                 tasks.create_task(sidecar.watch.run(), name="watch"),
                 tasks.create_task(sidecar.damage.run(), name="damage"),
             ]
@@ -460,6 +463,7 @@ def _build(
         in_flight=in_flight,
         prefetcher=prefetcher,
         shipper=Shipper(spool, client, settings.ship_interval_s),
+        residency=ResidencyReporter(store.footprints, client, settings.residency_interval_s),
         invalidation=invalidation,
         damage=damage,
         watch=watch,

@@ -254,6 +254,10 @@ class SidecarSettings(BaseSettings):
     spool_segment_bytes: Bytes = 1024 * 1024
     ship_interval_s: Seconds = 1.0
 
+    # The residency catalogue.
+    residency_interval_s: Seconds = 30.0
+    """How often the service is told how much of which namespace lies here."""
+
     @property
     def nvme_folders(self) -> tuple[Path, ...]:
         """Of the NVMe tier, in the order in which its devices are numbered."""

@@ -39,6 +39,15 @@ class Row:
     place: Place
 
 
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """How much of one namespace is resident in one tier."""
+
+    namespace: NamespaceId
+    blocks: int
+    nbytes: int
+
+
 class Index:
     """Resident blocks of one tier. With `shares`, tenants pay for room by their shares."""
 
@@ -60,6 +69,7 @@ class Index:
         self._free_numbers: list[int] = []
         self._numbers: dict[NamespaceId, int] = {}
         self._in_namespace: dict[int, int] = {}
+        self._bytes_in: dict[int, int] = {}
         self._tenant_of: dict[int, ComponentId] = {}
         self._pins: dict[int, set[Pin]] = {}
 
@@ -95,6 +105,7 @@ class Index:
         self._offset[slot] = place.offset
         self._slots[packed] = slot
         self._in_namespace[number] = self._in_namespace.get(number, 0) + 1
+        self._bytes_in[number] = self._bytes_in.get(number, 0) + place.nbytes
         self._tenant_of[number] = tenant
         return self._resident(address, slot)
 
@@ -155,8 +166,9 @@ class Index:
         row = self._row(address, slot)
         number = self._namespace[slot]
         self._in_namespace[number] -= 1
+        self._bytes_in[number] -= row.place.nbytes
         if not self._in_namespace[number]:
-            del self._in_namespace[number], self._tenant_of[number]
+            del self._in_namespace[number], self._bytes_in[number], self._tenant_of[number]
             del self._numbers[row.resident.namespace]
             self._free_numbers.append(number)
         self._pins.pop(slot, None)
@@ -267,6 +279,20 @@ class Index:
     def namespaces(self) -> Mapping[NamespaceId, int]:
         """Namespaces with resident blocks, and how many."""
         return {self._names[number]: count for number, count in self._in_namespace.items()}
+
+    def footprints(self, step: int) -> Iterator[list[Footprint]]:
+        """What each namespace has here now, a list for at most `step` of them.
+
+        Between two lists the caller may let others run; a namespace that comes or goes meanwhile
+        may be left out.
+        """
+        numbers = list(self._in_namespace)
+        for first in range(0, len(numbers), step):
+            yield [
+                Footprint(self._names[number], blocks, self._bytes_in[number])
+                for number in numbers[first : first + step]
+                if (blocks := self._in_namespace.get(number, 0))
+            ]
 
     def tenants(self) -> Mapping[NamespaceId, ComponentId]:
         """The tenant of each namespace that has resident blocks."""

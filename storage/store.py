@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -22,6 +22,7 @@ from typing import Self
 from storage.block import BlockAddress, BlockContext
 from storage.crypto import Cipher, Opened
 from storage.fence import Fence
+from storage.index import Footprint
 from storage.lifecycle import Resident
 from storage.offload import OffloadPipeline
 from storage.offloads import OffloadStatistics
@@ -260,6 +261,18 @@ class BlockStore:
     def namespaces_on_disk(self) -> Mapping[NamespaceId, int]:
         """Namespaces with records on NVMe, retired ones included, and how many."""
         return {} if self._nvme is None else self._nvme.namespaces()
+
+    def footprints(self, step: int) -> Iterator[tuple[TierName, list[Footprint]]]:
+        """What each namespace has in each tier, at most `step` at once, but for retired ones.
+
+        The caller may let others run between two: what comes or goes meanwhile may be left out.
+        """
+        for tier in (self._host, self._nvme):
+            if tier is None:
+                continue
+            for found in tier.footprints(step):
+                retired = self._residency.retired
+                yield tier.name, [each for each in found if each.namespace not in retired]
 
     def tenant_use(self, tier: TierName) -> Mapping[ComponentId, tuple[int, int | None]]:
         """Bytes charged to each tenant in one tier, and its cap there; None is none."""

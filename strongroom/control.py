@@ -9,6 +9,7 @@ padding. A sidecar authenticates each call with `Authorization: Sidecar <JWS>`, 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 SIDECAR_PREFIX = "/v1/sidecars/self"
 
@@ -191,6 +192,39 @@ class LivenessAnswer:
     """Those that are retired for ever; the rest may stay."""
 
     retired: list[str]
+
+
+RESIDENCY_ROWS_MAX: Final = 512
+"""Amounts of one report."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResidencyAmount:
+    """What one namespace has in one tier of the node now; no blocks: nothing any more."""
+
+    namespace: str
+    tier: str
+    """`host`, `nvme` or `remote`."""
+    blocks: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ResidencyRequest:
+    """`POST /v1/sidecars/self/residency`: amounts that differ from those said before."""
+
+    run: str
+    """128 random bits in hexadecimal, new whenever everything is said anew."""
+    number: int
+    """Of the report in its run, from 0."""
+    amounts: list[ResidencyAmount]
+
+
+@dataclass(frozen=True, slots=True)
+class ResidencyReceipt:
+    """`restart`: the service lacks a report before this one. Begin a new run."""
+
+    restart: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ ROOMS: Final = (
     "audit",
     "sidecars",
     "revocation",
+    "residency",
 )
 """The rooms that have a `models` module."""
 

@@ -6,8 +6,7 @@ groups, private ones too, and for other kinds what the rules name.
 
 A change of rules destroys no component. Its entry in the log kills every grant of the tenant, so
 its namespaces have to be granted anew; blocks stay. What nobody could be granted any more is
-counted as abandoned. How many bytes that is only a catalogue of residency could tell, and the
-service keeps none: it says so.
+counted as abandoned, and so are its bytes, as far as the residency catalogue knows.
 """
 
 from __future__ import annotations
@@ -28,9 +27,12 @@ from service.grants.models import Namespace, NamespaceComponent
 from service.policies.activate import Prepared
 from service.policies.enforcers import TenantPolicy
 from service.policies.source import building, group_resource
+from service.residency import catalogue
 from strongroom.identity import ComponentId
 
-BYTES_NOTE: Final = "not known: this service keeps no catalogue of where blocks lie"
+NO_REPORT: Final = "not known: no sidecar has reported what lies where"
+TOO_MANY: Final = "not known: too many questions to tell"
+AS_REPORTED: Final = "as sidecars reported last: a hint"
 _IN_MAX: Final = 500
 
 
@@ -90,11 +92,7 @@ async def count_abandoned(session: AsyncSession, tenant: ComponentId, impact: Im
     """Namespaces that depend on a group that nobody may read any more."""
     if not impact.complete:
         return None
-    groups = sorted(
-        resource.removeprefix("group:")
-        for resource in impact.abandoned
-        if resource.startswith("group:")
-    )
+    groups = _groups(impact)
     found: set[str] = set()
     for start in range(0, len(groups), _IN_MAX):
         rows = await session.scalars(
@@ -108,3 +106,25 @@ async def count_abandoned(session: AsyncSession, tenant: ComponentId, impact: Im
         )
         found.update(rows.all())
     return len(found)
+
+
+async def count_bytes(
+    session: AsyncSession, tenant: ComponentId, impact: Impact
+) -> tuple[int | None, str]:
+    """Bytes held in what `count_abandoned` counts, and what that number is."""
+    groups = _groups(impact)
+    if impact.complete and not groups:
+        return 0, "nothing becomes unreadable"
+    if not impact.complete or len(groups) > catalogue.COMPONENTS_MAX:
+        return None, TOO_MANY
+    if not await catalogue.is_kept(session):
+        return None, NO_REPORT
+    return (await catalogue.of_components(session, groups, tenant)).bytes, AS_REPORTED
+
+
+def _groups(impact: Impact) -> list[ComponentId]:
+    return sorted(
+        ComponentId(resource.removeprefix("group:"))
+        for resource in impact.abandoned
+        if resource.startswith("group:")
+    )

@@ -27,7 +27,7 @@ from service.db.base import now
 from service.http_errors import CONDITIONAL
 from service.http_page import PagingDep
 from service.policies.activate import Activated, Intent, Plan, activate, policy_tag, prepare
-from service.policies.dry_run import BYTES_NOTE, count_abandoned, count_namespaces, imagining
+from service.policies.dry_run import count_abandoned, count_bytes, count_namespaces, imagining
 from service.policies.version_schemas import (
     VERSION_MAX,
     ActivatedAnswer,
@@ -168,6 +168,7 @@ async def dry_run(runtime: RuntimeDep, scope: Writer, body: ProposalBody) -> Dry
     async with runtime.database.snapshots() as session:
         namespaces = await count_namespaces(session, scope.tenant)
         abandoned = await count_abandoned(session, scope.tenant, impact)
+        nbytes, note = await count_bytes(session, scope.tenant, impact)
     before, after = prepared.before, prepared.after
     kills = (before.rules, before.links) != (after.rules, after.links)
     return DryRunAnswer(
@@ -182,8 +183,8 @@ async def dry_run(runtime: RuntimeDep, scope: Writer, body: ProposalBody) -> Dry
             grants="all of the tenant" if kills else "none",
             namespaces=namespaces if kills else 0,
             namespaces_abandoned=abandoned,
-            bytes=0 if abandoned == 0 else None,
-            bytes_note="nothing becomes unreadable" if abandoned == 0 else BYTES_NOTE,
+            bytes=nbytes,
+            bytes_note=note,
         ),
         failures=_failures(prepared.failures),
     )

@@ -49,6 +49,8 @@ from strongroom.control import (
     LivenessRequest,
     LogPage,
     ProofClaims,
+    ResidencyReceipt,
+    ResidencyRequest,
     ServingLeaseAnswer,
     ServingLeaseClaims,
     ServingLeaseRequest,
@@ -282,6 +284,11 @@ class ControlClient:
             "POST", "/liveness", LivenessRequest(list(namespaces)), LivenessAnswer
         )
         return frozenset(NamespaceId(name) for name in answer.retired)
+
+    async def residency(self, report: ResidencyRequest) -> bool:
+        """Say what lies on this node; True: begin anew, the service lacks what was said before."""
+        answer = await self._call("POST", "/residency", report, ResidencyReceipt)
+        return answer.restart
 
     async def intake(self, request: IntakeRequest) -> int:
         """Hand over a run of the spool; returns the first count that was not taken."""

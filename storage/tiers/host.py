@@ -21,6 +21,7 @@ from collections.abc import (
     Callable,
     Collection,
     Iterable,
+    Iterator,
     Mapping,
 )
 from contextlib import AbstractContextManager, asynccontextmanager
@@ -31,7 +32,7 @@ from storage.block import BlockAddress
 from storage.eviction import EvictionSettings
 from storage.extents import Extents, rounded
 from storage.header import HEADER_BYTES, Header
-from storage.index import Index
+from storage.index import Footprint, Index
 from storage.lifecycle import (
     Admit,
     Pin,
@@ -257,6 +258,9 @@ class HostTier:
 
     def namespaces(self) -> Mapping[NamespaceId, int]:
         return self._index.namespaces()
+
+    def footprints(self, step: int) -> Iterator[list[Footprint]]:
+        return self._index.footprints(step)
 
     def tenants(self) -> Mapping[NamespaceId, ComponentId]:
         return self._index.tenants()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping
 from contextlib import asynccontextmanager
 
 from storage.block import BlockAddress
 from storage.header import Header
-from storage.index import Index
+from storage.index import Footprint, Index
 from storage.lifecycle import Admit, Place, Resident
 from storage.shares import Shares
 from storage.tiers.protocol import TierName, TierStatistics, drop_in_steps
@@ -103,6 +103,9 @@ class MemoryTier:
 
     def namespaces(self) -> Mapping[NamespaceId, int]:
         return self._index.namespaces()
+
+    def footprints(self, step: int) -> Iterator[list[Footprint]]:
+        return self._index.footprints(step)
 
     def tenants(self) -> Mapping[NamespaceId, ComponentId]:
         return self._index.tenants()

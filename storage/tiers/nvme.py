@@ -19,7 +19,7 @@ import asyncio
 import contextlib
 import errno
 import logging
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,7 @@ from storage.block import BlockAddress
 from storage.eviction import EvictionSettings
 from storage.fair import FairStatistics
 from storage.header import HEADER_BYTES, Fault, Header, gone_block
+from storage.index import Footprint
 from storage.lifecycle import Admit, Resident
 from storage.memory import aligned
 from storage.retention import PRIORITY_DEFAULT, Retention
@@ -401,6 +402,9 @@ class NvmeTier:
 
     def namespaces(self) -> Mapping[NamespaceId, int]:
         return self._index.namespaces()
+
+    def footprints(self, step: int) -> Iterator[list[Footprint]]:
+        return self._index.footprints(step)
 
     def tenants(self) -> Mapping[NamespaceId, ComponentId]:
         return self._index.tenants()

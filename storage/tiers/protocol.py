@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -24,7 +24,7 @@ from typing import Protocol
 
 from storage.block import BlockAddress
 from storage.header import Header
-from storage.index import Index
+from storage.index import Footprint, Index
 from storage.lifecycle import Admit, Resident
 from strongroom.identity import ComponentId, NamespaceId
 
@@ -114,6 +114,10 @@ class Tier(Protocol):
 
     def namespaces(self) -> Mapping[NamespaceId, int]:
         """Namespaces that have blocks here, and how many."""
+        ...
+
+    def footprints(self, step: int) -> Iterator[list[Footprint]]:
+        """What each namespace has here, a list for at most `step` of them."""
         ...
 
     def tenants(self) -> Mapping[NamespaceId, ComponentId]:

@@ -336,7 +336,7 @@ async def test_a_dry_run_counts_what_nobody_could_be_granted_any_more_and_says_w
     found = await service.operator.post(path_of(tenant, "/dry-run"), {"rollback_to": 0})
     told = found["invalidation"]
     assert (told["namespaces"], told["namespaces_abandoned"], told["bytes"]) == (1, 1, None)
-    assert "not known" in told["bytes_note"]
+    assert "no sidecar has reported" in told["bytes_note"]
 
 
 async def test_explain_tells_everything_to_who_may_read_rules_and_nothing_to_others(

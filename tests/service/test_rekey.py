@@ -25,6 +25,7 @@ PATHS = [
     ("POST", "/serving-lease", {"nonce": "n" * 16}),
     ("POST", "/liveness", {"namespaces": []}),
     ("POST", "/acks", {"epoch": "", "seq": 0, "state": "fenced"}),
+    ("POST", "/residency", {"run": "0" * 32, "number": 0, "amounts": []}),
     ("POST", "/audit", {"spool": "s" * 16, "events": []}),
     ("GET", "/invalidations", None),
     ("GET", "/invalidations/stream", None),

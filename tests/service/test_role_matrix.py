@@ -126,6 +126,8 @@ MATRIX: Final[dict[str, str]] = {
     "GET /v1/sidecars/self/invalidations/stream": SIDECAR,
     "POST /v1/sidecars/self/acks": SIDECAR,
     "POST /v1/sidecars/self/liveness": SIDECAR,
+    "POST /v1/sidecars/self/residency": SIDECAR,
+    "GET /v1/tenants/{tenant}/residency": "OAa",
     "POST /v1/sidecars/self/audit": SIDECAR,
 }
 

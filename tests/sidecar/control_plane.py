@@ -93,6 +93,7 @@ class FakeControlPlane(httpx.AsyncBaseTransport):
         self.tenants: list[str] = []
         self.acks: list[control.AckRequest] = []
         self.events: list[control.SpoolEvent] = []
+        self.residency: list[control.ResidencyAmount] = []
         self.spools: dict[str, int] = {}
         self.calls: list[str] = []
         self.news = asyncio.Event()
@@ -232,6 +233,10 @@ class FakeControlPlane(httpx.AsyncBaseTransport):
                 return httpx.Response(204)
             case "/liveness":
                 return self._liveness(body)
+            case "/residency":
+                report = msgspec.json.decode(body, type=control.ResidencyRequest)
+                self.residency += report.amounts
+                return _json(control.ResidencyReceipt(restart=False))
             case "/audit":
                 return self._intake(body)
             case _:

@@ -1,0 +1,1 @@
+"""The residency catalogue: how much of which namespace lies in which tier of which node."""
