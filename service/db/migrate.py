@@ -58,11 +58,18 @@ async def downgrade_async(url: str, revision: str = "base") -> None:
     await _run(url, revision, down=True)
 
 
-async def check_revision(database: Database) -> None:
-    """Raise `Unavailable`, saying what to do, unless the database is at the newest migration."""
+async def check_revision(database: Database, *, running: bool = False) -> None:
+    """Raise `Unavailable`, saying what to do, unless the database is at the newest migration.
+
+    A process that is `running`, which began at its own, goes on while a later version has
+    migrated: what a migration adds leaves the version before working (docs/operations.md).
+    """
     async with database.engine.connect() as connection:
         current = await connection.run_sync(_current)
-    if current != (wanted := newest()):
+    wanted = newest()
+    if running and current is not None and wanted is not None and current > wanted:
+        return
+    if current != wanted:
         raise Unavailable(
             f"the database is at migration {current or 'none'} and this version needs {wanted}: "
             "run `strongroom serve`, which migrates, or service.db.migrate.upgrade",

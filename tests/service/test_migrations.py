@@ -20,6 +20,7 @@ from service.db.migrate import check_revision, downgrade_async, newest, upgrade,
 from service.db.session import Database, open_database
 from service.settings import ServiceSettings
 from strongroom.errors import Misuse, Unavailable
+from tests.service.house import Service
 
 
 async def _differences(database: Database) -> list[Any]:
@@ -147,6 +148,20 @@ async def test_a_database_that_is_behind_is_not_ready(
         await session.execute(text("UPDATE alembic_version SET version_num = '0000'"))
     with pytest.raises(Unavailable, match="at migration 0000"):
         await check_revision(database)
+
+
+async def test_who_runs_goes_on_when_a_later_version_has_migrated_and_nobody_begins_so(
+    service: Service,
+) -> None:
+    database = service.runtime.database
+    async with database.writers.begin() as session:
+        await session.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    assert (await service.nobody.ask("GET", "/readyz")).status_code == 200
+    with pytest.raises(Unavailable, match="at migration 9999"):
+        await check_revision(database)
+    async with database.writers.begin() as session:
+        await session.execute(text("UPDATE alembic_version SET version_num = '0000'"))
+    assert (await service.nobody.ask("GET", "/readyz")).status_code == 503
 
 
 async def test_a_database_that_is_away_says_so() -> None:

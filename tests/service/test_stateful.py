@@ -514,7 +514,7 @@ def test_the_service_does_what_the_model_says_on_sqlite(sqlite_template: Path) -
     class OnSqlite(ServiceMachine):
         template = sqlite_template
 
-    run_state_machine_as_test(OnSqlite, settings=profile(12, 30))  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(OnSqlite, settings=profile(12, 30))
 
 
 def test_the_service_does_what_the_model_says_on_postgresql(
@@ -523,4 +523,4 @@ def test_the_service_does_what_the_model_says_on_postgresql(
     class OnPostgres(ServiceMachine):
         server = postgres_server
 
-    run_state_machine_as_test(OnPostgres, settings=profile(4, 20))  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(OnPostgres, settings=profile(4, 20))
