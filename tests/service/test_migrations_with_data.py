@@ -42,7 +42,8 @@ LOST: Final[dict[str, dict[str, str]]] = {
         "policy_roles.removed_in": "there was the newest version only",
         "document_versions.sensitivity": "none was known: restricted again on the way up",
     },
-    "0007": {
+    "0007": {"scheduled_revocations": "nothing was scheduled: carry it out or cancel it before"},
+    "0008": {
         "residency": "sidecars say it again",
         "residency_reports": "sidecars say it again",
     },
