@@ -13,9 +13,11 @@ one throttle:
   in turn, `FLOOD_DEPTH` at once. It is measured anew right before each pair of sides, whose order
   changes from pair to pair, since what a shared machine can do moves within seconds. Nothing is on
   its way to the disk when a side begins.
-A sample is one request of a quiet tenant, from when it was due to `LoadDone`, lookup included. A
-pair whose throttled fourth did not get its share does not count: the machine did less by then than
-it had just been measured to do, and its reference would be a system that is overloaded.
+A sample is one request of a quiet tenant, from when it was due to `LoadDone`, lookup included. One
+that did not hit whole, or whose load failed, under the flood counts as one that never ended; on the
+throttled side it is left out, so that the reference is not the longer for it. A pair whose fourth,
+throttled, did not get its share does not count: the machine did less by then than it had just been
+measured to do, and its reference would be a system that is overloaded.
 """
 
 from __future__ import annotations
@@ -23,9 +25,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import itertools
+import math
 import statistics
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -88,7 +91,7 @@ _MS: Final = 1e3
 
 
 class Broken(Exception):
-    """A request that must hit did not."""
+    """There is no figure: quiet requests were not served, or the machine is not fit for this."""
 
 
 @dataclass(slots=True)
@@ -213,6 +216,7 @@ class Side:
     samples: list[float] = field(default_factory=list)
     floods: int = 0
     missed: int = 0
+    """Quiet requests that did not hit whole, or whose load failed."""
     seconds: float = 0.0
 
     @property
@@ -393,21 +397,18 @@ async def _measure(bench: Bench, talk: Talk) -> list[Row]:
                 gc.enable()
             left_out += tried - len(pairs)
             taken += pairs
-            flood = [sample for pair in pairs for sample in pair.flooded.samples]
-            calm = [sample for pair in pairs for sample in pair.throttled.samples]
-            p99s.append((percentile(flood, 0.99), percentile(calm, 0.99)))
-            p50s.append((percentile(flood, 0.5), percentile(calm, 0.5)))
+            p99s.append(both_sides(pairs, 0.99))
+            p50s.append(both_sides(pairs, 0.5))
     samples = sum(len(pair.flooded.samples) for pair in taken)
     missed = sum(pair.flooded.missed for pair in taken)
     without = sum(pair.throttled.missed for pair in taken)
-    if missed > without + samples // 100:
-        raise Broken(f"{missed} quiet requests missed under the flood, {without} without")
     note = (
         f"{samples} samples a side in all; an equal share is "
         f"{statistics.median(pair.share for pair in taken):.0f} requests/s, the flood took "
         f"{statistics.median(pair.flooded.flood_rate / pair.share for pair in taken):.1f} of "
         f"them; {left_out} of {len(taken) + left_out} pairs left out, where the throttled fourth "
-        "did not get its share"
+        f"did not get its share; {missed} quiet requests were not served whole under the flood, "
+        f"{without} without"
     )
     return [
         ratio("flood_p99_vs_equal_share", "ms", p99s, note=note),
@@ -422,6 +423,20 @@ class Pair:
     share: float
     throttled: Side
     flooded: Side
+
+
+def both_sides(pairs: Sequence[Pair], share: float) -> tuple[float, float]:
+    """Milliseconds that `share` of the quiet requests took at most, flooded and throttled.
+
+    `Broken` where that many were not served under the flood: such a one took without end.
+    """
+    flooded, throttled = [pair.flooded for pair in pairs], [pair.throttled for pair in pairs]
+    missed = sum(side.missed for side in flooded)
+    flood = [sample for side in flooded for sample in side.samples] + [math.inf] * missed
+    value = percentile(flood, share)
+    if math.isinf(value):
+        raise Broken(f"{missed} of {len(flood)} quiet requests were not served under the flood")
+    return value, percentile([sample for side in throttled for sample in side.samples], share)
 
 
 async def _round(made: House, random: Random, samples: int) -> tuple[list[Pair], int]:

@@ -13,6 +13,8 @@ import pytest
 from benchmarks import engine, profile
 from benchmarks.__main__ import main
 from benchmarks.bare import apart
+from benchmarks.flood import Broken, Pair, Side, both_sides
+from benchmarks.lookup import Loaded, under_load
 from benchmarks.rows import BOUNDS, Row, Sense, absolute, folded, ratio
 from benchmarks.scale import MIB
 from benchmarks.suite import Suite
@@ -205,3 +207,38 @@ def test_a_profile_tells_encryption_and_io_from_the_rest(tmp_path: Path) -> None
     assert (found.samples, found.crypto, found.io) == (100, 0.6, 0.2)
     assert found.outside == pytest.approx(0.2)
     assert found.rest == [(f"run ({source}:3)", 0.2)]
+
+
+def pair(*, flooded: int, throttled: int, missed: int, missed_without: int) -> Pair:
+    """Samples of 1, 2, ... ms."""
+    return Pair(
+        1.0,
+        Side([float(1 + at) for at in range(throttled)], missed=missed_without),
+        Side([float(1 + at) for at in range(flooded)], missed=missed),
+    )
+
+
+def test_a_quiet_request_that_was_not_served_under_the_flood_took_without_end() -> None:
+    whole = pair(flooded=1000, throttled=1000, missed=0, missed_without=0)
+    assert both_sides([whole], 0.99) == (991.0, 991.0)
+    # Nine of a thousand leave a P99, which is the longest of those that were served.
+    some = pair(flooded=991, throttled=1000, missed=9, missed_without=0)
+    assert both_sides([some], 0.99) == (991.0, 991.0)
+    with pytest.raises(Broken, match="10 of 1000"):
+        both_sides([pair(flooded=990, throttled=1000, missed=10, missed_without=10)], 0.99)
+    # They make no reference longer, under which the flood would look well.
+    calm = pair(flooded=1000, throttled=900, missed=0, missed_without=100)
+    assert both_sides([calm], 0.99) == (991.0, 892.0)
+
+
+def test_a_row_under_load_says_how_much_of_one_it_was_and_fails_where_it_was_none() -> None:
+    name = "lookup_32k_tokens_us_p99_loaded"
+
+    def row(name: str, speed: float) -> Row:
+        return under_load(name, [(2000.0, 100.0)], [Loaded([], speed, 4.0)], "beside loads")
+
+    assert row(name, 2.0).ok
+    assert "2.0 GB/s restored meanwhile, 50% of what is restored alone" in row(name, 2.0).note
+    assert not row(name, 1.9).ok
+    assert "too little" in row(name, 1.9).note
+    assert row(f"{name}_one_load", 0.1).ok, "it has no bound"
