@@ -3,7 +3,9 @@
 Rules:
 - A request belongs to the tenant that its grant names. That is read before anything is verified,
   to know whose turn it is, and for nothing else: a grant that turns out to be forged costs the
-  tenant that it named one turn. What names nobody has one part together.
+  tenant that it named one turn, and until its verdict a place and its prompt's bytes. What names
+  nobody has one part together. (Who is known by an earlier use alone would not do: a request's
+  first grant is always new, and all such would stand in one queue, behind any flood of them.)
 - Places (`requests_max`) and prompt bytes (`prompt_bytes_max`) are held from the `Open` on, until
   the request is over and nobody works out its verdict: one that was cancelled while it waited for
   that still has its prompt. While there is some left whoever asks may take; after that every
