@@ -142,6 +142,9 @@ async def test_of_several_replicas_one_carries_it_out(replicas: list[Service]) -
     async with first.runtime.sessions() as session:
         count = await session.scalar(select(func.count()).select_from(Revocation))
     assert count == len(ids)
+    # Who came second has not taken them for gone.
+    listed = (await first.operator.get(PATH))["items"]
+    assert {each["state"] for each in listed} == {"carried_out"}
     entries = await first.operator.get("/v1/log", limit=100)
     assert len(entries["entries"]) == entries["head_seq"]
 
