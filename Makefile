@@ -12,7 +12,7 @@ ENGINE_SOURCES := $(shell find strongroom packaging/engine -name '*.py' -o -name
 SAY = @printf '\n\033[1m== %s\033[0m\n'
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench profile peers soak serve up setup setup-engine model coverage clean
+.PHONY: help demo test lint audit format bench profile peers soak serve up setup setup-engine model coverage clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,6 +33,10 @@ lint: $(APP)/.ready ## Format check, lint, strict types, import contracts
 	$(APP)/bin/ruff check .
 	$(APP)/bin/mypy .
 	$(APP)/bin/lint-imports
+
+audit: $(APP)/.ready ## Licences and known vulnerabilities of what is installed to run; fails where it cannot ask
+	$(SAY) "audit: licences, and advisories by pip-audit"
+	$(APP)/bin/python packaging/audit.py
 
 format: $(APP)/.ready ## Format the code and fix what can be fixed
 	$(APP)/bin/ruff format .

@@ -116,8 +116,14 @@ class Decisions:
         action: Permission,
         resource: str,
         context: Context = NOWHERE,
+        *,
+        remember_denials: bool = True,
     ) -> Decision:
-        """As `decide`, remembered for this tenant, revision and context."""
+        """As `decide`, remembered for this tenant, revision and context.
+
+        Without `remember_denials` a denial takes as long the second time as the first, so that
+        nobody learns from the clock that something of that kind was asked about before.
+        """
         at = context.at
         key = (
             enforcer.tenant, enforcer.revision, subject, action.value, resource,
@@ -126,12 +132,14 @@ class Decisions:
         found = self._entries.get(key)
         if isinstance(found, _Timed):
             found = found.decision if found.right_at(at) else None
-        if found is not None:
+        if found is not None and (remember_denials or isinstance(found, Allow)):
             self.hits += 1
             self._entries.move_to_end(key)
             return found
         self.misses += 1
         decision = decide(enforcer, subject, action, resource, context)
+        if isinstance(decision, Deny) and not remember_denials:
+            return decision
         timed = at is not None and decision.until is not None
         self._entries[key] = _Timed(decision, at) if timed else decision
         if len(self._entries) > self._entries_max:

@@ -2,12 +2,15 @@
 
 The log's head, the tenant's revision, the subject's standing, artefacts, labels and component
 states are all of one moment. Spans are taken in order up to the first that is denied or not
-registered; the two look alike outside, and `Verdict.reason` tells them apart for the audit.
+registered, or whose secret is gone or damaged; they look alike outside, by the clock too, and
+`Denial.reason` tells them apart for the audit.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
@@ -30,12 +33,13 @@ from service.registry.models import ArtefactKind, DocumentVersion
 from service.tenancy import store as tenancy
 from service.tenancy.models import Principal, Tenant
 from strongroom.derivation import engine_salt, namespace_secret
-from strongroom.errors import Conflict, Missing
+from strongroom.errors import Conflict, Corrupt, Missing
 from strongroom.grant import EngineDigests
 from strongroom.identity import NO_ADAPTER, NO_LABELS, CacheIdentity, ComponentId, LabelSet
 from strongroom.log import LogHead
 from strongroom.spans import DocumentSource, GroupSource, Source, propagate
 
+_log = logging.getLogger("strongroom.service")
 _ARTEFACTS: Final = ("model", "adapter", "tokenizer", "template", "policy")
 
 
@@ -97,6 +101,13 @@ async def judge(
     sources, denial = labelled.sources, labelled.denial
     identities = tuple(_identity(request, tenant.id, labels) for labels in (*propagate(sources),))
     whole = denial is None and bool(identities) and request.spans[-1].end == request.prompt_tokens
+    salt: str | None = None
+    if whole:
+        try:
+            salt = await _salt(session, identities[-1], uses)
+        except Corrupt:
+            denial = await _damaged(session, request, base, identities, uses)
+            identities = identities[: denial.span]
     return Verdict(
         head=head,
         revision=tenant.revision,
@@ -104,7 +115,7 @@ async def judge(
         identities=identities,
         base=base,
         denial=denial,
-        salt=await _salt(session, identities[-1], uses) if whole else None,
+        salt=salt,
         until=_earliest(named_until, labelled.until),
     )
 
@@ -196,6 +207,7 @@ class _Asked:
             Permission.GROUP_READ,
             group_resource(group),
             replace(self.context, sensitivity=sensitivity),
+            remember_denials=False,
         )
 
 
@@ -233,9 +245,13 @@ async def _sources(
     for number, span in enumerate(spans):
         source = _source(span, versions, named)
         label = span.document or str(span.group)
-        if source is None or source.group not in groups:
+        # One decision a span, whatever there is: of what is not registered, about its own name,
+        # which no rule can be about. The clock tells the two apart as little as the answer.
+        known = source is not None and source.group in groups
+        group = source.group if source is not None and known else ComponentId(label)
+        decision = asked.may_read(group, versions.get(span.document or ""))
+        if source is None or not known:
             return _Labelled(sources, Denial(number, label, "unregistered", ""), until)
-        decision = asked.may_read(source.group, versions.get(span.document or ""))
         if isinstance(decision, Deny):
             denial = Denial(number, label, decision.reason, str(decision.rule or ""))
             return _Labelled(sources, denial, until)
@@ -258,6 +274,31 @@ def _source(
         return GroupSource(named.get(span.group, ComponentId(span.group)))
     version = versions.get(span.document)
     return None if version is None else DocumentSource(version.id, version.group)
+
+
+async def _damaged(
+    session: AsyncSession,
+    request: GrantBody,
+    base: Sequence[ComponentId],
+    identities: Sequence[CacheIdentity],
+    uses: KeyUses,
+) -> Denial:
+    """A wrapped secret does not open: what needs it is as if it were not registered.
+
+    Raises `Missing` where an artefact or the tenant is what is damaged.
+    """
+    _log.error("a component's wrapped secret does not open; the audit names whose")
+    try:
+        components.overwrite(await components.secrets(session, base, uses))
+    except Corrupt as error:
+        raise Missing("there is no such artefact", field="model") from error
+    sound = 0
+    with suppress(Corrupt):
+        for identity in identities[:-1]:
+            components.overwrite(await components.secrets(session, identity.components(), uses))
+            sound += 1
+    span = request.spans[sound]
+    return Denial(sound, span.document or str(span.group), "corrupt", "")
 
 
 async def _salt(session: AsyncSession, identity: CacheIdentity, uses: KeyUses) -> str:

@@ -11,7 +11,7 @@ import secrets as entropy
 from collections.abc import Collection, Sequence
 from typing import Final
 
-from sqlalchemy import select, update
+from sqlalchemy import func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from service.db.base import now
@@ -156,7 +156,13 @@ async def destroy(session: AsyncSession, ids: Sequence[ComponentId]) -> list[Com
 
 async def alive(session: AsyncSession, ids: Collection[ComponentId]) -> bool:
     """Whether every one of `ids` is registered and has its secret."""
-    return await living(session, ids) == set(ids)
+    wanted = set(ids)
+    found = await session.scalar(
+        select(func.count())
+        .select_from(Component)
+        .where(Component.id.in_(wanted), Component.wrapped.is_not(None))
+    )
+    return found == len(wanted)
 
 
 async def living(session: AsyncSession, ids: Collection[str]) -> frozenset[ComponentId]:

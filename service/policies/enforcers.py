@@ -47,10 +47,18 @@ class TenantPolicy:
         return self.enforcer.revision
 
     def decide(
-        self, subject: str, action: Permission, resource: str, context: Context = NOWHERE
+        self,
+        subject: str,
+        action: Permission,
+        resource: str,
+        context: Context = NOWHERE,
+        *,
+        remember_denials: bool = True,
     ) -> Decision:
-        """Whether `subject` may do `action` to `resource`."""
-        decision = self.decisions.decide(self.enforcer, subject, action, resource, context)
+        """Whether `subject` may do `action` to `resource`; see `Decisions.decide`."""
+        decision = self.decisions.decide(
+            self.enforcer, subject, action, resource, context, remember_denials=remember_denials
+        )
         if (
             isinstance(decision, Deny)
             and decision.rule is None

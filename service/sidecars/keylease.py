@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, cast
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from policy import grants
@@ -32,7 +32,7 @@ from service.sidecars.serving import NONCE_CHARS
 from service.sidecars.store import Enrolled, is_current
 from strongroom.control import KeyLeaseInfo, KeyLeaseRequest, LeasedNamespace
 from strongroom.derivation import namespace_secret
-from strongroom.errors import Missing, Misuse, Refused
+from strongroom.errors import Corrupt, Missing, Misuse, Refused
 from strongroom.grant import GrantClaims
 from strongroom.identity import ComponentId, NamespaceId
 from strongroom.log import LogHead
@@ -99,18 +99,20 @@ class KeyLeaseDesk:
     ) -> str | Denied:
         # Read again: since its proof was checked the sidecar may have been revoked, or may have
         # exchanged its keys.
-        if not await is_current(session, sidecar):
-            return Denied("sidecar")
-        if not sidecar.may_lease(grant.tenant):
-            return Denied("tenant")
-        if not grant.spans:
-            return Denied("spans")
+        current = await is_current(session, sidecar)
         dead = await log_store.kills(session, head, grant)
-        if dead is not None:
-            return Denied(dead)
-        namespaces = await _namespaces(session, grant)
+        recorded = await _recorded(session, grant)
+        alive = await components.alive(session, _named(grant))
+        # Every question was asked before the first answer counts, and each is answered by one
+        # number: what is refused takes as long whatever it is refused for.
+        denied = _denied(current, sidecar, grant, dead)
+        if denied is not None:
+            return denied
+        namespaces = await _namespaces(session, grant) if recorded else None
         if namespaces is None:
             return Denied("namespace")
+        if not alive:
+            return Denied("component")
         uses = KeyUses(Actor(ActorKind.SIDECAR, sidecar.id), Purpose.KEY_LEASE, grant.tenant)
         sealed = await self._seal(session, sidecar, head, namespaces, nonce, uses)
         await uses.record(session, grant.jti)
@@ -130,6 +132,8 @@ class KeyLeaseDesk:
             secrets = await components.secrets(session, ids, uses)
         except Missing:
             return Denied("component")
+        except Corrupt:
+            return Denied("corrupt")
         # The buffers are read as bytes, and copied into nothing that outlives this call.
         by_id = dict(zip(ids, cast("list[bytes]", secrets), strict=True))
         derived: list[bytearray] = []
@@ -153,6 +157,39 @@ class KeyLeaseDesk:
             return Denied("size")
         finally:
             components.overwrite([*secrets, *derived])
+
+
+def _denied(
+    current: bool, sidecar: Enrolled, grant: GrantClaims, dead: str | None
+) -> Denied | None:
+    if not current:
+        return Denied("sidecar")
+    if not sidecar.may_lease(grant.tenant):
+        return Denied("tenant")
+    if not grant.spans:
+        return Denied("spans")
+    return None if dead is None else Denied(dead)
+
+
+def _named(grant: GrantClaims) -> frozenset[ComponentId]:
+    """Every component that the grant names."""
+    return frozenset((*grant.base, *(added for span in grant.spans for added in span.adds)))
+
+
+async def _recorded(session: AsyncSession, grant: GrantClaims) -> bool:
+    """Whether there are components of all of the grant's namespaces; not yet, whether those."""
+    names = list(dict.fromkeys(span.namespace for span in grant.spans))
+    found = 0
+    for start in range(0, len(names), _IN_MAX):
+        found += (
+            await session.scalar(
+                select(func.count(NamespaceComponent.namespace.distinct())).where(
+                    NamespaceComponent.namespace.in_(names[start : start + _IN_MAX])
+                )
+            )
+            or 0
+        )
+    return found == len(names)
 
 
 async def _namespaces(

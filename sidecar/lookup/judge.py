@@ -4,7 +4,9 @@ Rules (DESIGN sections 3 and 6):
 - Every check that fails makes the same verdict, "not allowed, 0 tokens"; the reason goes to the
   spool alone.
 - The order is cheap and offline first: shape, signature, then prompt, engine and salt, which a
-  client could have forged; then log position and life; then lease; then keys.
+  client could have forged; then log position and life; then lease; then keys. Of prompt, engine
+  and salt everything is looked at before the first difference counts, and life too: the clock
+  does not tell what a good signature was refused for.
 - Nothing beyond the granted spans is looked up, hit or saved.
 - The access record is in the spool before a positive verdict, and log, lease and life are
   checked once more after that: between the last check and the verdict nothing waits.
@@ -191,6 +193,7 @@ class Judge:
         request.grant = grant
         refusal = self._fits(grant, opened, facts)
         if refusal is not None:
+            self._alive(request, grant)  # what is refused is looked at as what was revoked is
             return refusal
         if self._log.is_behind(grant.epoch, grant.seq):
             yield partial(self._log.reach, grant.epoch, grant.seq, self._catch_up_s)
@@ -234,22 +237,20 @@ class Judge:
 
     def _fits(self, grant: GrantClaims, opened: Open, facts: EngineFacts) -> _No | None:
         """The grant is for this prompt on this engine, and for a tenant of this sidecar."""
-        if self._tenants and grant.tenant not in self._tenants:
-            return _No(Reason.PERMISSION)
-        if Operation.READ not in grant.ops or not grant.spans:
-            return _No(Reason.PERMISSION)
         measured = (facts.digests.model, facts.digests.tokenizer, facts.digests.template)
         granted = (grant.engine.model, grant.engine.tokenizer, grant.engine.template)
-        if measured != granted or opened.adapter != grant.engine.adapter:
-            return _No(Reason.IDENTITY)
-        if len(opened.tokens) != grant.prompt_tokens * TOKEN_BYTES:
-            return _No(Reason.PROMPT)
         digest = prompt_digest(opened.tokens, in_pieces=self._store.crypto_busy)
-        if not hmac.compare_digest(digest.hex(), grant.prompt_digest):
-            return _No(Reason.PROMPT)
-        if not hmac.compare_digest(salt_digest(opened.salt), grant.salt_digest):
-            return _No(Reason.IDENTITY)
-        return None
+        other_prompt = not hmac.compare_digest(digest.hex(), grant.prompt_digest)
+        other_salt = not hmac.compare_digest(salt_digest(opened.salt), grant.salt_digest)
+        checks = (
+            (bool(self._tenants) and grant.tenant not in self._tenants, Reason.PERMISSION),
+            (Operation.READ not in grant.ops or not grant.spans, Reason.PERMISSION),
+            (measured != granted or opened.adapter != grant.engine.adapter, Reason.IDENTITY),
+            (len(opened.tokens) != grant.prompt_tokens * TOKEN_BYTES, Reason.PROMPT),
+            (other_prompt, Reason.PROMPT),
+            (other_salt, Reason.IDENTITY),
+        )
+        return next((_No(reason) for failed, reason in checks if failed), None)
 
     def _alive(self, request: Request, grant: GrantClaims) -> _No | None:
         try:
