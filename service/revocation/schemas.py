@@ -21,7 +21,7 @@ from service.revocation.models import (
     SidecarState,
 )
 from service.revocation.schedule import ask_of
-from service.revocation.survey import UNKNOWN_NOTE, GrantsHit, Survey
+from service.revocation.survey import GrantsHit, Survey
 from service.schemas import Answer, Body, ComponentIdText
 
 DEADLINE_S_MAX = 300.0
@@ -147,7 +147,7 @@ class PreviewAnswer(Answer):
     bytes: int | None
     """None: unknown."""
     held_note: str
-    """Why they are unknown."""
+    """Why they are unknown, or how far they can be believed."""
 
     @classmethod
     def of(cls, ask: Ask, found: Survey) -> PreviewAnswer:
@@ -166,9 +166,9 @@ class PreviewAnswer(Answer):
                 ConcernedSidecar(sidecar=each.id, name=each.name, leased_at=each.leased_at)
                 for each in found.sidecars
             ],
-            blocks=None,
-            bytes=None,
-            held_note=UNKNOWN_NOTE,
+            blocks=None if found.held is None else found.held.blocks,
+            bytes=None if found.held is None else found.held.bytes,
+            held_note=found.held_note,
         )
 
 

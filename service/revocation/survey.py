@@ -2,8 +2,8 @@
 
 Counted is what still lives: a namespace that lost another component before is not taken again.
 Subjects are those who could read it by belonging to its access group; what the tenant's rules
-deny them besides is the policy's question (`/policy/dry-run`). The service keeps no catalogue of
-where blocks lie, so blocks and bytes are unknown, and that is said.
+deny them besides is the policy's question (`/policy/dry-run`). Blocks and bytes are what sidecars
+reported to the residency catalogue, a hint; where none ever did they are unknown, and that is said.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from service.grants.models import NamespaceComponent
 from service.keys import components
 from service.keys.models import Component
 from service.registry.models import SHARED
+from service.residency import catalogue
+from service.residency.catalogue import Resident
 from service.revocation.ask import Ask
 from service.revocation.target import (
     ArtefactTarget,
@@ -42,7 +44,9 @@ from service.sidecars.models import Sidecar
 from service.tenancy.models import Group, GroupKind, Membership, Principal
 from strongroom.identity import ComponentId
 
-UNKNOWN_NOTE: Final = "unknown: this service keeps no catalogue of where blocks lie"
+UNKNOWN_NOTE: Final = "unknown: no sidecar has reported what lies where"
+TOO_MANY_NOTE: Final = "unknown: too many components to ask the residency catalogue about"
+HINT_NOTE: Final = "as sidecars last reported: a hint, no proof"
 _IN_MAX: Final = 500
 
 
@@ -71,6 +75,9 @@ class Survey:
     grants: GrantsHit
     sidecars: tuple[Sidecar, ...]
     """Those that would be waited for."""
+    held: Resident | None
+    """What would be reclaimed; None: unknown."""
+    held_note: str
 
 
 async def survey(session: AsyncSession, actor: Actor, ask: Ask) -> Survey:
@@ -85,7 +92,10 @@ async def survey(session: AsyncSession, actor: Actor, ask: Ask) -> Survey:
         concerned: Sequence[Sidecar] = [target.sidecar]
     else:
         concerned = await sidecars.concerned(session, tenant)
+    held, note = await _held(session, target, sorted(living))
     return Survey(
+        held=held,
+        held_note=note,
         tenant=tenant,
         components=tuple(sorted(living)),
         namespaces=await _namespaces(session, target, sorted(living)),
@@ -131,6 +141,19 @@ async def _namespaces(session: AsyncSession, target: Target, ids: Sequence[Compo
         )
         found.update(rows)
     return len(found)
+
+
+async def _held(
+    session: AsyncSession, target: Target, ids: Sequence[ComponentId]
+) -> tuple[Resident | None, str]:
+    """What lies where of what would be taken, and how far that can be believed."""
+    if not await catalogue.is_kept(session):
+        return None, UNKNOWN_NOTE
+    if isinstance(target, TenantTarget):
+        return await catalogue.of_tenant(session, target.tenant.id), HINT_NOTE
+    if len(ids) > catalogue.COMPONENTS_MAX:
+        return None, TOO_MANY_NOTE
+    return await catalogue.of_components(session, ids, tenant_of(target)), HINT_NOTE
 
 
 async def _subjects(session: AsyncSession, target: Target) -> int:

@@ -15,6 +15,7 @@ from service.keys.models import Component
 from service.log.models import LogRow
 from tests.service.house import Artefacts, Service
 from tests.service.sidecar_party import SidecarParty, enrolled
+from tests.service.test_residency import Node, amount, granted
 from tests.service.test_revocation import body
 from tests.service.test_sidecars import World
 
@@ -156,3 +157,26 @@ async def test_a_preview_tells_a_stranger_no_more_than_a_revocation(service: Ser
     assert (await admin.ask("POST", PREVIEW, body("group", scene.world.group))).status_code == 200
     mallory: Awaitable[Any] = scene.world.alice.ask("POST", PREVIEW, body("group", "0" * 32))
     assert (await mallory).status_code == 403
+
+
+async def test_blocks_and_bytes_are_what_sidecars_reported_and_else_unknown(
+    service: Service,
+) -> None:
+    world, other = await World(service).build(), await World(service).build("globex")
+    artefacts = await service.artefacts()
+    everyone, book, own = await granted(world, artefacts)
+    [abroad, *_] = await granted(other, artefacts)
+    asked = body("document_version", world.document)
+    unknown = await service.operator.post(PREVIEW, asked)
+    assert (unknown["blocks"], unknown["bytes"]) == (None, None)
+    assert "unknown" in unknown["held_note"]
+    node = Node(await enrolled(service))
+    await node.say(amount(everyone, 4), amount(book, 3), amount(own, 2), amount(abroad, 9))
+    told = await service.operator.post(PREVIEW, asked)
+    # By the union of labels, what follows the document depends on it too.
+    assert (told["blocks"], told["bytes"], told["namespaces"]) == (5, 5000, 2)
+    assert "hint" in told["held_note"]
+    whole = await service.operator.post(PREVIEW, body("tenant", world.tenant))
+    assert (whole["blocks"], whole["bytes"]) == (9, 9000)
+    shared = await service.operator.post(PREVIEW, body("model", artefacts.model))
+    assert shared["blocks"] == 18
