@@ -36,6 +36,7 @@ from strongroom.problem import MEDIA_TYPE, encode_problem, problem_document
 
 TOKEN_FILE: Final = "operator.token"  # noqa: S105 - a file name
 EMBEDDED_ENGINE: Final = "engine"
+UNREAD_S: Final = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +277,34 @@ def _say_how_to_connect(place: Embedded, console: Console) -> None:
 
 
 class Connection(H11Protocol):
-    """What is no HTTP at all is a problem document too."""
+    """What is no HTTP at all is a problem document too; who does not read is cut off.
+
+    A client may leave what it is sent unread for `unread_s` once the transport's buffer (64 KiB) is
+    full. Then its connection is aborted: closing would wait for it to read.
+    """
+
+    unread_s: float = UNREAD_S
+    _unread: asyncio.TimerHandle | None = None
+
+    def pause_writing(self) -> None:
+        """See uvicorn: the buffer is full."""
+        super().pause_writing()
+        self._unread = self._unread or self.loop.call_later(self.unread_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """See uvicorn: the client has read."""
+        super().resume_writing()
+        self._read()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See uvicorn."""
+        super().connection_lost(exc)
+        self._read()
+
+    def _read(self) -> None:
+        unread, self._unread = self._unread, None
+        if unread is not None:
+            unread.cancel()
 
     def send_400_response(self, msg: str) -> None:
         """See uvicorn; the parser's own words are not repeated."""

@@ -32,7 +32,7 @@ from service.auth.signing_keys import SERVICE_KEY, load_cursor_key, load_signer,
 from service.certificates import routes as certificates
 from service.changes import Changes
 from service.db.migrate import check_revision
-from service.db.session import open_database
+from service.db.session import POSTGRESQL, open_database
 from service.grants import routes as grants
 from service.http_headers import AnswerHeaders
 from service.journal.file import Journal
@@ -44,6 +44,8 @@ from service.keys.provider import session_info
 from service.keys.schedule import KeySchedule
 from service.log import routes as log
 from service.log.kick import Kick
+from service.log.tail import Tail
+from service.log.wakes import Wakes
 from service.policies import routes as policies
 from service.policies import version_routes as policy_versions
 from service.policies.enforcers import Enforcers
@@ -58,8 +60,10 @@ from service.revocation.settle import settle
 from service.runtime import Runtime
 from service.settings import ServiceSettings
 from service.sidecars import routes as sidecars
+from service.sidecars.ack_batches import AckBatches
 from service.sidecars.desk import open_desk
 from service.sidecars.enrolment import ENROL_BODY_BYTES_MAX, ENROL_PATH
+from service.sidecars.roster import Roster
 from service.tenancy import routes as tenancy
 from strongroom.clock import Clock, boot_ns
 
@@ -72,10 +76,12 @@ def create_app(settings: ServiceSettings, *, clock: Clock = boot_ns) -> FastAPI:
     identity_providers = read_providers(settings.identity_providers_file, settings.issuer)
     token_verifier = own_verifier(issuer.signer)
     database = open_database(settings.database, session_info(provider))
-    journal = Journal(settings.journal / "log.jws")
+    # Replicas of one PostgreSQL keep one journal between them.
+    journal = Journal(settings.journal / "log.jws", shared=database.dialect == POSTGRESQL)
     kick = Kick()
     changes = Changes(database, signer, journal, kick)
     desk = open_desk(settings.serving_lease_s, clock, settle)
+    wakes = Wakes(database, kick, desk.acks)
     runtime = Runtime(
         settings=settings,
         database=database,
@@ -98,6 +104,10 @@ def create_app(settings: ServiceSettings, *, clock: Clock = boot_ns) -> FastAPI:
         changes=changes,
         journal=journal,
         kick=kick,
+        wakes=wakes,
+        tail=Tail(database.readers, kick),
+        roster=Roster(database.readers),
+        ack_batches=AckBatches(database, desk.settle, wakes.acknowledged),
         enforcers=Enforcers(
             tenants_max=settings.policies_max, bytes_max=settings.policies_bytes_max
         ),
@@ -187,19 +197,21 @@ def _lifespan(
             await check_revision(runtime.database)
             await runtime.key_provider.prepare()
             await runtime.journal.open()
-            await reconcile(
-                runtime.database,
-                runtime.journal,
-                runtime.changes,
-                runtime.verifier,
-                accept_lost_journal=runtime.settings.accept_lost_journal,
-            )
+            async with runtime.wakes.starting(await runtime.journal.identity()):
+                await reconcile(
+                    runtime.database,
+                    runtime.journal,
+                    runtime.changes,
+                    runtime.verifier,
+                    accept_lost_journal=runtime.settings.accept_lost_journal,
+                )
             await runtime.changes.cut_wal()
             await runtime.key_check.look()
             await upkeep.start()
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(runtime.revocations.run(), name="revocations")
                 rounds = (
+                    tasks.create_task(runtime.wakes.run(), name="wakes"),
                     tasks.create_task(runtime.key_schedule.run(), name="kek-rotation"),
                     tasks.create_task(
                         upkeep.keep_heads(runtime.settings.audit_head_every_s), name="audit-heads"
@@ -216,6 +228,7 @@ def _lifespan(
                         each.cancel()
         finally:
             await runtime.identities.close()
+            await runtime.wakes.close()
             await runtime.journal.close()
             await runtime.database.close()
             runtime.enforcers.close()

@@ -12,6 +12,9 @@ Rules:
 - Before the block is left the new entries are in the journal, synced; whoever is told that a
   change was made can rely on it. An entry that could not be journalled keeps every later
   change from beginning until it is.
+- Where the log ends before what this process has journalled, the database was put back under it (a
+  restore, a failover to one that lags): nothing is changed or leased until a restart has compared
+  the two (`service.journal.reconcile`).
 - Where secrets were destroyed, SQLite's write-ahead log is then cut to nothing. What kept it
   from being cut is met again by the next change, by the rotation's round, and by a start: the
   process before may have died between a commit and the cut.
@@ -36,7 +39,7 @@ from service.auth.actor import Actor
 from service.db.base import now as wall_clock
 from service.db.session import Database
 from service.journal.file import Journal
-from service.log import chain
+from service.log import chain, wakes
 from service.log import store as log_store
 from service.log.kick import Kick
 from strongroom.errors import Misuse, Unavailable
@@ -146,6 +149,8 @@ class Change:
     async def seal(self) -> None:
         """Append the audit events; the last thing before the commit."""
         await self.session.flush()
+        if self.entries:
+            await wakes.notify(self.session, wakes.LOG)
         if self._drafts:
             self.audited = await audit_store.append(self.session, self._drafts, self.at)
 
@@ -178,8 +183,8 @@ class Changes:
         """SQLite's log may hold destroyed secrets; at first, those of the process before."""
 
     @asynccontextmanager
-    async def begin(self, actor: Actor) -> AsyncIterator[Change]:
-        """One transaction; see the module's rules.
+    async def begin(self, actor: Actor, *, settling: bool = False) -> AsyncIterator[Change]:
+        """One transaction; see the module's rules. `settling`: a start brings up what is behind.
 
         Raises `Unavailable` when the database or the journal cannot take the change. If it was
         the journal, the change is committed nonetheless, and is journalled before the next.
@@ -189,9 +194,15 @@ class Changes:
             change: Change | None = None
             try:
                 async with self._database.writers() as session, session.begin():
-                    await log_store.lock(session)
+                    counter = await log_store.lock(session)
+                    position = 0 if counter is None else counter.position
+                    if not settling:
+                        self.require_reached(position)
                     change = Change(session, actor, self._signer, self._clock())
                     yield change
+                    if change.entries and self._journal.shared and not settling:
+                        # Another replica may have journalled further than this one knows.
+                        self._require(position, await self._journal.count())
                     await change.seal()
             except (OperationalError, InterfaceError, OSError) as error:
                 raise Unavailable("the database did not take the change") from error
@@ -202,8 +213,22 @@ class Changes:
                     if change.entries:
                         self._committed = max(self._committed, change.position)
         await self._catch_up()
-        self._kick.ring()
+        if change.entries:
+            self._kick.ring()
         await self.cut_wal()
+
+    def require_reached(self, position: int) -> None:
+        """Raise `Unavailable` if a log that ends at `position` lacks what was journalled."""
+        self._require(position, self._journalled)
+
+    @staticmethod
+    def _require(position: int, journalled: int) -> None:
+        if position < journalled:
+            raise Unavailable(
+                f"the database's log ends at {position}, before the journal's {journalled}: "
+                "it was put back under the running service; restart it",
+                field="database_url",
+            )
 
     async def cut_wal(self) -> bool:
         """Cut SQLite's log to nothing if it may hold destroyed secrets; False: call again.
@@ -238,7 +263,9 @@ class Changes:
                 if not behind:
                     self._committed = self._journalled  # the commit did not happen
                     return
-                await self._journal.append([stored.jws for stored in behind])
+                await self._journal.append(
+                    [stored.jws for stored in behind], after=self._journalled
+                )
                 self._journalled = behind[-1].position
 
     async def _behind(self) -> Sequence[log_store.Stored]:

@@ -17,11 +17,15 @@ from service.keys.openable import KeyCheck
 from service.keys.provider import KeyProvider
 from service.keys.schedule import KeySchedule
 from service.log.kick import Kick
+from service.log.tail import Tail
+from service.log.wakes import Wakes
 from service.policies.enforcers import Enforcers
 from service.rates import Rates
 from service.revocation.rounds import RevocationRounds
 from service.settings import ServiceSettings
+from service.sidecars.ack_batches import AckBatches
 from service.sidecars.desk import SidecarDesk
+from service.sidecars.roster import Roster
 from strongroom.clock import Clock
 
 
@@ -49,6 +53,10 @@ class Runtime:
     changes: Changes
     journal: Journal
     kick: Kick
+    wakes: Wakes
+    tail: Tail
+    roster: Roster
+    ack_batches: AckBatches
     enforcers: Enforcers
     desk: SidecarDesk
     revocations: RevocationRounds

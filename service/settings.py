@@ -121,6 +121,8 @@ class ServiceSettings(BaseSettings):
     serving_lease_s: Annotated[float, Field(gt=0, le=300)] = SERVING_LEASE_S_DEFAULT
     key_lease_s: Annotated[float, Field(gt=0, le=3600)] = KEY_LEASE_S_DEFAULT
     stream_heartbeat_s: Annotated[float, Field(gt=0, le=60)] = 2.0
+    log_behind_max: Annotated[int, Field(ge=1, le=10_000_000)] = 20_000
+    """A sidecar that is more entries behind is told to start afresh instead of reading them."""
     join_token_life_s: Seconds = 3600.0
 
     # The audit.

@@ -96,13 +96,13 @@ async def reconcile(
         )
     replayed = _check(lines, common, missing, verifier)
     if missing:
-        await journal.append(missing)
+        await journal.append(missing, after=len(lines))
     await changes.journalled(len(lines) + len(missing))
     if replayed:
         await _replay(changes, lines[common:], replayed, restored)
         return Outcome.DATABASE_REPLAYED
     if restored:
-        async with changes.begin(SYSTEM) as change:
+        async with changes.begin(SYSTEM, settling=True) as change:
             await change.begin_epoch()
             await _settle(change, restored, lost=len(lines) < reaches)
         return Outcome.BACKUP_RESTORED
@@ -158,7 +158,7 @@ async def _replay(
     entries: Sequence[LogEntry],
     restored: Sequence[Restoration],
 ) -> None:
-    async with changes.begin(SYSTEM) as change:
+    async with changes.begin(SYSTEM, settling=True) as change:
         for jws, entry in zip(lines, entries, strict=True):
             await log_store.append(change.session, entry, jws)
         await replay(change, entries)

@@ -48,14 +48,14 @@ async def find_head(session: AsyncSession) -> LogHead | None:
     return None if row is None else LogHead(row.epoch, row.seq, row.hash)
 
 
-async def shared_head(session: AsyncSession) -> LogHead:
-    """Where the log stands; nobody commits an entry until this transaction has ended."""
+async def shared_head(session: AsyncSession) -> tuple[LogHead, int]:
+    """Where the log stands, and its position; until this transaction ends nobody commits more."""
     row = await session.scalar(
         select(LogCounter).with_for_update(read=True).execution_options(populate_existing=True)
     )
     if row is None:
         raise Unavailable("the invalidation log has not been started")
-    return LogHead(row.epoch, row.seq, row.hash)
+    return LogHead(row.epoch, row.seq, row.hash), row.position
 
 
 async def lock(session: AsyncSession) -> LogCounter | None:

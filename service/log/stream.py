@@ -4,9 +4,13 @@ An entry is `id: <epoch>:<seq>` and `data: <JWS>`. A client resumes by sending t
 has. Silence is filled with comments. `event: restart` says that the client's epoch is over:
 start afresh in the epoch that its data names.
 
-Nothing is queued for a client: each reads the database at its own pace, a page at a time, and
-the transport's backpressure holds it. A bell wakes it for what this process commits; what
-another process commits is looked for at every heartbeat.
+Nothing is queued for a client: each reads at its own pace, a page at a time, from what the process
+keeps of the log's end (`tail`) or from the database, and the transport's backpressure holds it; the
+server cuts off one that does not read (`cli.serve`). One that is more than `behind_max` entries
+behind is told to start afresh: dropping everything and asking again is less than that.
+
+A bell wakes a stream for what this process commits, and for what another commits by PostgreSQL's
+notices (`wakes`); where those fail, the log is looked at at every heartbeat.
 """
 
 from __future__ import annotations
@@ -17,12 +21,10 @@ import re
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Final
 
-from service.db.session import Sessions
-from service.log import store
-from service.log.kick import Kick
+from service.log.tail import Tail
 from strongroom.errors import Misuse
+from strongroom.log import LogHead
 
-PAGE_ENTRIES: Final = 500
 _EVENT_ID: Final = re.compile(r"([0-9a-f]{32}):([0-9]{1,18})")
 
 
@@ -35,12 +37,12 @@ def parse_event_id(text: str) -> tuple[str, int]:
 
 
 async def stream(
-    sessions: Sessions,
-    kick: Kick,
+    tail: Tail,
     epoch: str,
     after: int,
     heartbeat_s: float,
     may_go_on: Callable[[], Awaitable[bool]],
+    behind_max: int,
 ) -> AsyncGenerator[bytes, None]:
     """Entries of `epoch` after `after`, as they are committed; ends with a `restart`.
 
@@ -48,12 +50,10 @@ async def stream(
     """
     yield b": strongroom invalidation log\n\n"
     while True:
-        news = kick.listen()
-        async with sessions() as session:
-            head = await store.head(session)
-            epoch = epoch or head.epoch
-            entries = await store.page(session, epoch, after, PAGE_ENTRIES)
-        if head.epoch != epoch or after > head.seq:
+        news = tail.kick.listen()
+        head, entries = await tail.after(epoch, after)
+        epoch = epoch or head.epoch
+        if must_restart(head, epoch, after, behind_max):
             yield _event("restart", f"{head.epoch}:0", json.dumps({"epoch": head.epoch}))
             return
         if entries and not await may_go_on():
@@ -61,7 +61,7 @@ async def stream(
         for entry in entries:
             yield _event("", f"{entry.epoch}:{entry.seq}", entry.jws)
             after = entry.seq
-        if len(entries) == PAGE_ENTRIES:
+        if after < head.seq:
             continue
         try:
             async with asyncio.timeout(heartbeat_s):
@@ -70,6 +70,14 @@ async def stream(
             if not await may_go_on():
                 return
             yield b": heartbeat\n\n"
+
+
+def must_restart(head: LogHead, epoch: str, after: int, behind_max: int) -> bool:
+    """Whether who stands at (`epoch`, `after`) has to start afresh at `head`.
+
+    It is of another epoch, ahead of the log, or so far behind that it would not catch up soon.
+    """
+    return epoch != head.epoch or after > head.seq or head.seq - after > behind_max
 
 
 def _event(kind: str, event_id: str, data: str) -> bytes:

@@ -127,7 +127,8 @@ async def _note(change: Change, revocation: str, now_ns: int, deadlines: Mapping
     row = await session.get(Revocation, revocation, populate_existing=True)
     if row is None or row.effective_at is not None:
         return
-    for sidecar, deadline in deadlines.items():
+    # In the order in which acknowledgements lock these rows.
+    for sidecar, deadline in sorted(deadlines.items()):
         at = now() - timedelta(microseconds=(now_ns - deadline) / 1000)
         await session.execute(
             update(RevocationSidecar)

@@ -9,10 +9,10 @@ from typing import Final
 from sqlalchemy import case, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from service.log import store as log_store
 from service.sidecars.models import Sidecar
 from strongroom.control import AckRequest
 from strongroom.errors import Conflict, Misuse
+from strongroom.log import LogHead
 
 
 class AckState(StrEnum):
@@ -28,21 +28,26 @@ Settle = Callable[[AsyncSession, str, AckRequest, int], Awaitable[None]]
 """Told of a checked acknowledgement, and the seq above which it is news, in its transaction."""
 
 
-async def acknowledge(session: AsyncSession, sidecar: str, ack: AckRequest, settle: Settle) -> None:
-    """Record an acknowledgement. It only moves forward; said again, it changes nothing.
-
-    Raises `Conflict` for another epoch and for entries that there are not.
-    """
+def check(ack: AckRequest) -> None:
+    """Raise `Misuse` for what no acknowledgement can be."""
     counts = (ack.loads_fenced, ack.saves_fenced, ack.namespaces_dropped, ack.bytes_reclaimed)
     if not all(0 <= count <= COUNT_MAX for count in counts):
         raise Misuse("a count is negative or too large", field="counts", limit=COUNT_MAX)
     if ack.state not in list(AckState):
         raise Misuse("unknown state", field="state", limit="fenced, reclaimed")
-    state = AckState(ack.state)
-    head = await log_store.head(session)
+
+
+async def acknowledge(
+    session: AsyncSession, head: LogHead, sidecar: str, ack: AckRequest, settle: Settle
+) -> None:
+    """Record an acknowledgement, which was checked. It only moves forward; said again, it changes
+    nothing.
+
+    Raises `Conflict`, with nothing done, for another epoch and for entries that there are not.
+    """
     if ack.epoch != head.epoch or not 0 <= ack.seq <= head.seq:
         raise Conflict("this acknowledges what the log does not have", field="seq", limit=head.seq)
-    match state:
+    match AckState(ack.state):
         case AckState.FENCED:
             await _fenced(session, sidecar, ack)
             await settle(session, sidecar, ack, 0)

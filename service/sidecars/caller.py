@@ -13,7 +13,7 @@ from service.auth.errors import Unauthenticated
 from service.http_headers import tell
 from service.runtime import RuntimeDep
 from service.sidecars.proof import Call, check_proof, claimed_sidecar, proof_of
-from service.sidecars.store import Enrolled, find_live
+from service.sidecars.store import Enrolled
 
 
 class _ProofScheme(SecurityBase):
@@ -41,8 +41,7 @@ async def calling_sidecar(
 ) -> Enrolled:
     """The live sidecar that proved this call. Raises `Unauthenticated`."""
     proof = proof_of(authorization)
-    async with runtime.sessions() as session:
-        sidecar = await find_live(session, claimed_sidecar(proof)[:32])
+    sidecar = await runtime.roster.find(claimed_sidecar(proof)[:32])
     if sidecar is None:
         raise Unauthenticated("the proof is not valid")
     call = Call(request.method, request_target(request.scope), await request.body())

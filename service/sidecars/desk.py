@@ -25,6 +25,8 @@ class SidecarDesk:
     settle: Settle
     """What an acknowledgement does besides; `service.revocation.settle`."""
     streams: asyncio.Semaphore
+    followers: dict[str, object]
+    """By sidecar, its newest stream: an older one ends."""
     deadlines: dict[str, dict[str, int]]
     """By revocation, when each sidecar that has not acknowledged is out of its lease."""
 
@@ -37,5 +39,6 @@ def open_desk(serving_lease_s: float, clock: Clock, settle: Settle) -> SidecarDe
         Kick(),
         settle,
         asyncio.Semaphore(STREAMS_MAX),
+        {},
         {},
     )

@@ -18,9 +18,10 @@ from service.db.pages import read_page
 from service.http_headers import tell
 from service.http_page import PagingDep
 from service.log import store as log_store
-from service.log.stream import PAGE_ENTRIES, parse_event_id, stream
+from service.log.stream import must_restart, parse_event_id, stream
+from service.log.tail import PAGE_ENTRIES
 from service.runtime import Runtime, RuntimeDep
-from service.sidecars import acks, intake, liveness, store
+from service.sidecars import intake, liveness, store
 from service.sidecars.caller import CallerDep
 from service.sidecars.desk import STREAMS_MAX
 from service.sidecars.enrolment import enrol
@@ -85,7 +86,12 @@ async def serving_lease(
     """Signed: the nonce, where the log stands, and for how long."""
     return ServingLeaseAnswer(
         await grant_serving_lease(
-            runtime.database, runtime.desk.expiry, runtime.signer, caller, body
+            runtime.database,
+            runtime.desk.expiry,
+            runtime.signer,
+            caller,
+            body,
+            runtime.changes.require_reached,
         )
     )
 
@@ -112,12 +118,16 @@ async def invalidations(
     epoch: Epoch = "",
     after: Annotated[int, Query(ge=0, le=2**53)] = 0,
 ) -> LogPage:
-    """The entries after a seq, in order. `restart`: that epoch is over, or is ahead of ours."""
+    """The entries after a seq, in order.
+
+    `restart`: start afresh; that epoch is over, or is ahead of ours, or the seq is too far behind.
+    """
     del caller
+    behind_max = runtime.settings.log_behind_max
     async with runtime.sessions() as session:
         head = await log_store.head(session)
         wanted = epoch or head.epoch
-        if wanted != head.epoch or after > head.seq:
+        if must_restart(head, wanted, after, behind_max):
             return LogPage(epoch=head.epoch, head_seq=head.seq, entries=[], restart=True)
         entries = await log_store.page(session, wanted, after, PAGE_ENTRIES)
     # The head may have been read before the last of the entries was committed.
@@ -153,20 +163,28 @@ async def follow(
 async def _bounded(
     runtime: Runtime, caller: Enrolled, epoch: str, after: int
 ) -> AsyncIterator[bytes]:
-    async def still_live() -> bool:
-        async with runtime.sessions() as session:
-            return await store.is_current(session, caller)
+    followers = runtime.desk.followers
+    mine = object()
+
+    async def may_go_on() -> bool:
+        # A sidecar has one stream: one that it lost unnoticed ends when it opens the next.
+        return followers.get(caller.id) is mine and await runtime.roster.is_current(caller)
 
     async with runtime.desk.streams:
-        async for event in stream(
-            runtime.sessions,
-            runtime.kick,
-            epoch,
-            after,
-            runtime.settings.stream_heartbeat_s,
-            still_live,
-        ):
-            yield event
+        followers[caller.id] = mine
+        try:
+            async for event in stream(
+                runtime.tail,
+                epoch,
+                after,
+                runtime.settings.stream_heartbeat_s,
+                may_go_on,
+                runtime.settings.log_behind_max,
+            ):
+                yield event
+        finally:
+            if followers.get(caller.id) is mine:
+                del followers[caller.id]
 
 
 @router.post(
@@ -176,10 +194,7 @@ async def _bounded(
 )
 async def acknowledge(runtime: RuntimeDep, caller: CallerDep, body: AckRequest) -> None:
     """Up to a seq, everything retired is fenced, or reclaimed."""
-    async with runtime.database.writers() as session, session.begin():
-        await store.require_current(session, caller)
-        await acks.acknowledge(session, caller.id, body, runtime.desk.settle)
-    runtime.desk.acks.ring()
+    await runtime.ack_batches.take(caller, body)
 
 
 @router.post(f"{SIDECAR_PREFIX}/liveness", summary="Ask which namespaces are retired")

@@ -7,6 +7,7 @@ applied, and one that was granted before has run out within a whole lease (`expi
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Final
 
@@ -32,12 +33,17 @@ async def grant_serving_lease(
     signer: Signer,
     sidecar: Enrolled,
     request: ServingLeaseRequest,
+    require_reached: Callable[[int], None],
 ) -> str:
-    """The signed `ServingLeaseClaims`."""
+    """The signed `ServingLeaseClaims`.
+
+    `require_reached` raises for a log that ends before what was journalled: `service.changes`.
+    """
     if len(request.nonce) not in NONCE_CHARS:
         raise Misuse("a nonce has 16 to 128 characters", field="nonce", limit=128)
     async with database.writers() as session, session.begin():
-        head = await log_store.shared_head(session)
+        head, position = await log_store.shared_head(session)
+        require_reached(position)
         applied = request.seq if request.epoch == head.epoch else 0
         number = await store.next_lease(
             session, sidecar, head.epoch, max(0, min(applied, head.seq))

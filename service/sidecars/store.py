@@ -11,7 +11,7 @@ from datetime import timedelta
 from sqlalchemy import Select, case, delete, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from policy.signing import decode_base64url, encode_base64url
+from policy.signing import encode_base64url
 from service.auth.errors import Unauthenticated
 from service.db.base import now
 from service.sidecars.models import FormerKey, JoinToken, JoinTokenTenant, Sidecar, SidecarTenant
@@ -118,21 +118,6 @@ async def tenants_of(session: AsyncSession, sidecar: str) -> list[str]:
         .order_by(SidecarTenant.tenant)
     )
     return [str(tenant) for tenant in rows]
-
-
-async def find_live(session: AsyncSession, sidecar: str) -> Enrolled | None:
-    """The live sidecar with this id, or None."""
-    row = await session.get(Sidecar, sidecar)
-    if row is None or row.revoked_at is not None:
-        return None
-    tenants = None if row.every_tenant else frozenset(await tenants_of(session, sidecar))
-    return Enrolled(
-        row.id,
-        row.name,
-        decode_base64url(row.signing_key, "signing_key"),
-        decode_base64url(row.hpke_key, "hpke_key"),
-        tenants,
-    )
 
 
 async def was_ever_used(session: AsyncSession, signing_key: str) -> bool:

@@ -9,7 +9,9 @@ Rules:
   the ground to stand on: the log must continue from there. A gap, a step back or a fork breaks
   the state for the rest of this process's life.
 - A new epoch, told by a signed serving lease, means: start afresh. Keys, requests and staging
-  are dropped, grants from before are dead, and stored namespaces are asked about.
+  are dropped, grants from before are dead, and stored namespaces are asked about. So does a page
+  that says that this sidecar is too far behind, and then it stands at the lease's signed head:
+  whoever makes the page up has it forget, and never serve more.
 - `fenced` is acknowledged when it is true: after every transfer that was stopped has ended. It
   waits for nothing else: `reclaimed` follows from a task of its own. Each kind keeps its order.
 """
@@ -68,6 +70,7 @@ class FollowerCounts:
     acknowledged_fenced: int = 0
     acknowledged_reclaimed: int = 0
     retired_at_start: int = 0
+    afresh: int = 0
 
 
 @dataclass(slots=True)
@@ -100,7 +103,7 @@ class Follower:
                 if self.log.head is None:
                     self._begin(claimed)
                 elif self.log.head.epoch != claimed.epoch:
-                    self._begin_afresh(claimed)
+                    self._begin_afresh(claimed, "a new epoch")
                 await self._pull(claimed)
                 self.log.check_known(claimed)
             except LogBroken as error:
@@ -185,8 +188,9 @@ class Follower:
             self.log.start(claimed, floor_seq=claimed.seq)
         self._owe(claimed, Effect())
 
-    def _begin_afresh(self, claimed: LogHead) -> None:
-        _log.warning("a new epoch: starting afresh")
+    def _begin_afresh(self, claimed: LogHead, why: str) -> None:
+        _log.warning("%s: starting afresh", why)
+        self.counts.afresh += 1
         effect = self.invalidation.fence_everything()
         self.log.start(claimed, floor_seq=claimed.seq)
         self._persist()
@@ -198,6 +202,9 @@ class Follower:
         """Apply pages until the log stands at `claimed` or beyond."""
         while (head := self.log.head) is not None and head.seq < claimed.seq:
             page = await self.client.log_page(head.epoch, head.seq)
+            if page.restart and page.epoch == head.epoch:
+                self._begin_afresh(claimed, "too far behind the log")
+                return
             if page.restart or page.epoch != head.epoch:
                 raise Unavailable("the epoch ended while its log was read")
             for jws in page.entries:

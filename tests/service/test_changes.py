@@ -122,7 +122,7 @@ async def test_a_journal_that_cannot_be_written_stops_changes_until_it_can(
 ) -> None:
     append = evidence.journal.append
 
-    async def full(lines: object) -> None:
+    async def full(lines: object, after: int) -> int:
         raise Unavailable("the journal cannot be written")
 
     monkeypatch.setattr(evidence.journal, "append", full)

@@ -80,7 +80,7 @@ async def test_what_was_proven_before_the_change_is_not_carried_out_after_it(
     old = await enrolled(service, world.tenant)
     granted = await world.grant(await service.artefacts())
     async with service.runtime.sessions() as session:
-        proven = await store.find_live(session, old.id)
+        proven = await service.runtime.roster.find(old.id)
     assert proven is not None
     runtime = service.runtime
     desk = KeyLeaseDesk(
@@ -108,8 +108,7 @@ async def test_a_stream_that_the_old_key_opened_ends_before_it_tells_anything_ne
     service: Service,
 ) -> None:
     party = await enrolled(service)
-    async with service.runtime.sessions() as session:
-        proven = await store.find_live(session, party.id)
+    proven = await service.runtime.roster.find(party.id)
     assert proven is not None
 
     async def may_go_on() -> bool:
@@ -118,7 +117,7 @@ async def test_a_stream_that_the_old_key_opened_ends_before_it_tells_anything_ne
 
     head = await party.log()
     runtime = service.runtime
-    told = stream(runtime.sessions, runtime.kick, head.epoch, head.head_seq, 30.0, may_go_on)
+    told = stream(runtime.tail, head.epoch, head.head_seq, 30.0, may_go_on, 100)
     assert (await anext(told)).startswith(b":")
     waiting = asyncio.ensure_future(anext(told, None))  # noqa: TID251
     await retire(service)

@@ -17,6 +17,7 @@ from service.app import create_app
 from service.auth.issuer import open_issuer
 from service.auth.tokens import Role
 from service.db.migrate import upgrade_async
+from service.runtime import Runtime
 from service.settings import ServiceSettings, read_settings
 from sidecar.clocks import Clocks
 from sidecar.compose import running
@@ -45,7 +46,9 @@ class RealService:
     url: str
     settings: ServiceSettings
     http: httpx.AsyncClient
+    runtime: Runtime
     artefacts: dict[str, str] = field(default_factory=dict)
+    """By kind, their ids."""
 
     def token(self, name: str, tenant: str, role: Role) -> str:
         return open_issuer(self.settings).issue(name, tenant, (role,), 600)
@@ -102,13 +105,27 @@ class RealService:
 
 
 @asynccontextmanager
-async def real_service(directory: Path, **settings: Any) -> AsyncIterator[RealService]:
-    """Migrated, served by uvicorn in this loop, with artefacts registered."""
+async def real_service(
+    directory: Path, *, artefacts: dict[str, str] | None = None, **settings: Any
+) -> AsyncIterator[RealService]:
+    """Migrated, served by uvicorn in this loop, with artefacts registered if there are none."""
     settings = {"serving_lease_s": 30} | settings  # the machine may be busy with other tests
     read = read_settings({}, state_directory=directory / "service", **settings)
     await upgrade_async(read.database)
+    async with replica(read, artefacts) as service:
+        if artefacts is None:
+            await service.register()
+        yield service
+
+
+@asynccontextmanager
+async def replica(
+    read: ServiceSettings, artefacts: dict[str, str] | None = None
+) -> AsyncIterator[RealService]:
+    """One more process's worth of the service: an application of its own, over the same places."""
+    app = create_app(read)
     config = uvicorn.Config(
-        create_app(read), host="127.0.0.1", port=0, log_level="warning", lifespan="on",
+        app, host="127.0.0.1", port=0, log_level="warning", lifespan="on",
         timeout_graceful_shutdown=1,
     )  # fmt: skip
     server = uvicorn.Server(config)
@@ -121,9 +138,8 @@ async def real_service(directory: Path, **settings: Any) -> AsyncIterator[RealSe
         port = server.servers[0].sockets[0].getsockname()[1]
         url = f"http://127.0.0.1:{port}"
         async with httpx.AsyncClient(base_url=url, timeout=20, trust_env=False) as http:
-            service = RealService(url, read, http)
+            service = RealService(url, read, http, app.state.runtime, artefacts or {})
             try:
-                await service.register()
                 yield service
             finally:
                 server.should_exit = True
@@ -131,11 +147,36 @@ async def real_service(directory: Path, **settings: Any) -> AsyncIterator[RealSe
 
 @asynccontextmanager
 async def sidecar_of(
-    service: RealService, directory: Path, *, tenants: Sequence[str] = (), **overrides: Any
+    service: RealService,
+    directory: Path,
+    *,
+    tenants: Sequence[str] = (),
+    clocks: Clocks | None = None,
+    **overrides: Any,
 ) -> AsyncIterator[World]:
     """A sidecar enrolled with the real service."""
+    fields = await sidecar_fields(service, directory, tenants)
+    settings = load_settings({}, **(fields | overrides))
+    async with running(settings, clocks=clocks or Clocks()) as sidecar:
+        async with asyncio.timeout(20):
+            await sidecar.serving_begun()
+        world = World(
+            sidecar, cast("FakeControlPlane", None), cast("Tenant", None), directory,
+            settings.socket_path, fields["engine_tokens"] / f"{ENGINE}.token", "engine-token",
+        )  # fmt: skip
+        try:
+            yield world
+        finally:
+            for engine in world.engines:
+                await engine.close()
+
+
+async def sidecar_fields(
+    service: RealService, directory: Path, tenants: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Settings of a sidecar of `service` below `directory`, with a join token if it needs one."""
     tokens = directory / "tokens"
-    tokens.mkdir(exist_ok=True)
+    tokens.mkdir(exist_ok=True, parents=True)
     token_path = tokens / f"{ENGINE}.token"
     token_path.touch(mode=0o600)
     token_path.write_text("engine-token")
@@ -159,16 +200,4 @@ async def sidecar_of(
         body = {"tenants": list(tenants)}
         answer = await service.ask("POST", "/v1/sidecars/join-tokens", body)
         fields["join_token"] = answer["join_token"]
-    settings = load_settings({}, **(fields | overrides))
-    async with running(settings, clocks=Clocks()) as sidecar:
-        async with asyncio.timeout(20):
-            await sidecar.serving_begun()
-        world = World(
-            sidecar, cast("FakeControlPlane", None), cast("Tenant", None), directory,
-            settings.socket_path, token_path, "engine-token",
-        )  # fmt: skip
-        try:
-            yield world
-        finally:
-            for engine in world.engines:
-                await engine.close()
+    return fields

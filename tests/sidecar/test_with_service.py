@@ -181,3 +181,27 @@ async def test_a_revoked_sidecar_gets_no_lease(tmp_path: Path) -> None:
             assert (await engine.open("before", as_granted(grant))).allowed
             await service.revoke("sidecar", world.sidecar.enrolled.sidecar)
             assert not (await engine.open("after", as_granted(grant))).allowed
+
+
+async def test_a_sidecar_that_is_too_far_behind_starts_afresh_and_serves_again(
+    tmp_path: Path,
+) -> None:
+    async with real_service(tmp_path, log_behind_max=5) as service:
+        acme = await service.tenant("acme")
+        await service.subject(acme, "alice")
+        spans = [{"end": 300, "group": "everyone"}]
+        async with sidecar_of(service, tmp_path) as world:
+            engine = await world.engine()
+            old = await service.grant(acme, "alice", PROMPT, spans)
+            assert await saved(engine, "w", old) == 5
+        for number in range(8):
+            name = f"passing-{number}"
+            await service.subject(acme, name)
+            await service.ask("DELETE", f"/v1/tenants/{acme}/principals/{name}")
+        async with sidecar_of(service, tmp_path) as world:
+            assert world.sidecar.follower.counts.afresh == 1
+            assert world.sidecar.follower.counts.entries == 0
+            engine = await world.engine()
+            assert not (await engine.open("old", as_granted(old))).allowed
+            fresh = await service.grant(acme, "alice", PROMPT, spans)
+            assert (await engine.open("new", as_granted(fresh))).tokens == 288
