@@ -70,6 +70,8 @@ BOUNDS: Final[Mapping[str, Bound]] = MappingProxyType(
         "tenant_reload_other_p99": _at_most(2.0),
         "shed_vs_delete": _at_most(0.01),
         "revoke_commit_scaling": _at_most(2.0),
+        "propagation_ms_p99": _at_most(500.0),
+        "grants_per_s_vs_floor": _at_least(0.5),
         "audit_append_per_s": _at_least(5000.0),
         "audit_verify_per_s": _at_least(50_000.0),
         "audit_query_ms_p95": _at_most(500.0),

@@ -40,6 +40,9 @@ class Scale:
     decisions: int
     reloaded_rules: int
     """Of the tenant that is loaded anew while others decide."""
+    sidecars: int
+    revocations: int
+    grants: int
     audit_events: int
     """Appended and verified."""
     audit_questions_events: int
@@ -80,6 +83,9 @@ FULL: Final = Scale(
     house_rules=100000,
     decisions=2000,
     reloaded_rules=10_000,
+    sidecars=100,
+    revocations=10,
+    grants=1500,
     audit_events=100_000,
     audit_questions_events=5_000_000,
     audit_asked=20,
@@ -103,6 +109,9 @@ QUICK: Final = Scale(
     house_rules=100000,
     decisions=1000,
     reloaded_rules=10_000,
+    sidecars=100,
+    revocations=10,
+    grants=1500,
     audit_events=50_000,
     audit_questions_events=200_000,
     audit_asked=10,
@@ -126,6 +135,9 @@ TINY: Final = Scale(
     house_rules=200,
     decisions=10,
     reloaded_rules=300,
+    sidecars=3,
+    revocations=1,
+    grants=32,
     audit_events=600,
     audit_questions_events=2000,
     audit_asked=1,

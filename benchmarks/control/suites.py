@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from benchmarks.control import audit, keys, policy, reload, revocation
+from benchmarks.control import audit, keys, policy, propagation, reload, revocation
 from benchmarks.suite import Suite
 
 SUITES: Final[tuple[Suite, ...]] = (
@@ -16,6 +16,7 @@ SUITES: Final[tuple[Suite, ...]] = (
     reload.SUITE,
     keys.SUITE,
     revocation.SUITE,
+    propagation.SUITE,
     audit.SUITE,
     audit.QUESTIONS,
 )

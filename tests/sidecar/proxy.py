@@ -43,8 +43,10 @@ class Proxy:
                 there.cancel()
                 back.cancel()
         finally:
-            writer.close()
-            up_writer.close()
+            for each in (writer, up_writer):
+                each.transport.abort()
+                with suppress(OSError):
+                    await each.wait_closed()
 
     async def _pump(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, held: bool
@@ -84,6 +86,9 @@ async def proxied(url: str) -> AsyncIterator[Proxy]:
         yield proxy
     finally:
         server.close()
-        for each in connections:
+        ending = list(connections)
+        for each in ending:
             each.cancel()
-        await asyncio.gather(*connections, return_exceptions=True)
+        await asyncio.gather(*ending, return_exceptions=True)
+        # What was aborted is closed in the loop's next turn.
+        await asyncio.sleep(0)
