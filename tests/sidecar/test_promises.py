@@ -40,7 +40,7 @@ from tests.sidecar.sidecar_process import killed, start
 
 postgres_server = postgres
 LEASE_S = 2.0
-SLACK_S = 1.0
+SLACK_S = 3.0
 """Of a busy machine: what a call takes besides waiting."""
 
 
@@ -100,6 +100,13 @@ def moment_of(at: str) -> float:
     return datetime.fromisoformat(at).timestamp() - time.time() + time.monotonic()
 
 
+def within_a_lease(answer: Any, took_s: float) -> None:
+    """The one sidecar's lease ran out, and the call had not to wait for longer than that."""
+    assert [each["state"] for each in answer["sidecars"]] == ["lease_expired"]
+    assert moment_of(answer["in_force_at"]) - moment_of(answer["committed_at"]) <= LEASE_S + 0.1
+    assert took_s <= LEASE_S + SLACK_S
+
+
 async def revoke_under_attempts(directory: Path, url: str, total: int) -> Attempts:
     """Bob loses his team while he tries everywhere; returns what succeeded after that returned."""
     async with AsyncExitStack() as stack:
@@ -114,11 +121,11 @@ async def revoke_under_attempts(directory: Path, url: str, total: int) -> Attemp
             engines.append(await world.engine())
             await home.stores(engines[-1])
         old = [await one.grant(home.tenant, "bob", PROMPT, home.spans) for _ in range(3)]
-        attempts, returned = Attempts(), 0.0
+        attempts, returned, enough = Attempts(), 0.0, total
         halfway = total // 2
 
         def more() -> bool:
-            return not returned or attempts.tried < total
+            return not returned or attempts.tried < enough
 
         async with asyncio.TaskGroup() as tasks:
             for number, engine in enumerate(engines):
@@ -139,6 +146,7 @@ async def revoke_under_attempts(directory: Path, url: str, total: int) -> Attemp
             )
             await one.revoke("membership", "bob", tenant=home.tenant, group=home.team)
             returned = time.monotonic()
+            enough = max(total, attempts.tried + total // 4)
         for service in (one, two):
             for number, engine in enumerate(engines):
                 name = f"last-{number}-{service.url}"
@@ -212,8 +220,7 @@ async def test_a_sidecar_that_is_cut_off_serves_nothing_a_lease_after_the_commit
             tried = attempts.tried
             await until(lambda: attempts.tried > tried + 200)
             trying = False
-        assert took_s <= LEASE_S + SLACK_S
-        assert [each["state"] for each in answer["sidecars"]] == ["lease_expired"]
+        within_a_lease(answer, took_s)
         # It did serve while its lease ran, or the cut had come too late to mean anything.
         assert attempts.asked_after(asked)
         assert attempts.asked_after(ended) == []
@@ -265,8 +272,7 @@ async def test_a_sidecar_that_was_stopped_and_continued_serves_nothing_of_what_w
                 took_s = time.monotonic() - asked
                 assert not trying.done()
                 os.kill(process.pid, signal.SIGCONT)
-            assert took_s <= LEASE_S + SLACK_S
-            assert [each["state"] for each in answer["sidecars"]] == ["lease_expired"]
+            within_a_lease(answer, took_s)
             assert (attempts.tried, attempts.served) == (25, [])
             await until_open(home, engine, "alice")
             assert (await engine.open("alice", await home.granted("alice"))).tokens == WHOLE
