@@ -29,6 +29,8 @@ class FollowerStatistics:
     acknowledged_fenced: int
     acknowledged_reclaimed: int
     retired_at_start: int
+    afresh: int
+    """How often it dropped everything and began at a signed head."""
 
 
 @dataclass(frozen=True, slots=True)

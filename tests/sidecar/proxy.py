@@ -34,7 +34,11 @@ class Proxy:
         self._open.set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        up_reader, up_writer = await asyncio.open_connection(*self._target)
+        try:
+            up_reader, up_writer = await asyncio.open_connection(*self._target)
+        except BaseException:
+            writer.transport.abort()
+            raise
         try:
             async with asyncio.TaskGroup() as tasks:
                 there = tasks.create_task(self._pump(reader, up_writer, held=False))
