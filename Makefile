@@ -36,7 +36,7 @@ lint: $(APP)/.ready ## Format check, lint, strict types, import contracts
 
 audit: $(APP)/.ready ## Licences and known vulnerabilities of what is installed to run; fails where it cannot ask
 	$(SAY) "audit: licences, and advisories by pip-audit"
-	$(APP)/bin/python packaging/audit.py
+	$(APP)/bin/python packaging/audit.py $(ARGS)
 
 format: $(APP)/.ready ## Format the code and fix what can be fixed
 	$(APP)/bin/ruff format .

@@ -195,6 +195,25 @@ class CaseAnswer(Answer):
 class CasesBody(Body):
     """All test cases of a policy; they take the place of those that are stored."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "tests": [
+                        {
+                            "name": "contractors do not read legal",
+                            "subject": "role:contractor",
+                            "action": "group:read",
+                            "resource": "group:0123456789abcdef0123456789abcdef",
+                            "expect": "deny",
+                        }
+                    ],
+                    "reason": "legal's documents are for the firm alone",
+                }
+            ]
+        }
+    )
+
     tests: Annotated[list[CaseBody], Field(max_length=CASES_MAX)]
     reason: Reason
 

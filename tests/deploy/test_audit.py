@@ -104,3 +104,14 @@ def test_offline_is_said_aloud_and_a_finding_fails(
     monkeypatch.setattr(audit, "vulnerabilities", lambda _: ["not audited"])
     assert audit.main() == 1
     assert "vulnerability: not audited" in capsys.readouterr().out
+
+
+def test_only_a_database_that_answers_for_nothing_is_unreachable() -> None:
+    nothing: dict[str, list[Any]] = {"dependencies": []}
+    assert audit.is_unreachable(audit.unsafe(nothing, ["a", "b"]), ["b", "a"])
+    assert audit.is_unreachable(["not audited, pip-audit failed: no route to host"], ["a"])
+    one: dict[str, Any] = {"dependencies": [{"name": "a", "version": "1", "vulns": []}]}
+    assert not audit.is_unreachable(audit.unsafe(one, ["a", "b"]), ["a", "b"]), "b alone is missing"
+    flaw = {"dependencies": [{"name": "a", "version": "1", "vulns": [{"id": "X-1"}]}]}
+    assert not audit.is_unreachable(audit.unsafe(flaw, ["a"]), ["a"])
+    assert not audit.is_unreachable([], ["a"])
