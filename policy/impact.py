@@ -137,7 +137,8 @@ def _ask(
         *before.enforcer.concerned(*asked),
         *after.enforcer.concerned(*asked),
     ]
-    contexts = contexts_of(concerned, now)
+    contexts, whole = contexts_of(concerned, now)
+    impact.complete &= whole
     gains, losses = [], []
     for context in contexts:
         impact.questions += 2
@@ -157,8 +158,10 @@ def _ask(
         lost.add((action, resource))
 
 
-def contexts_of(rules: Iterable[Rule], now: datetime) -> list[Context]:
-    """The contexts in which `rules` may decide differently, the most ordinary one first."""
+def contexts_of(rules: Iterable[Rule], now: datetime) -> tuple[list[Context], bool]:
+    """The contexts in which `rules` may decide differently, the most ordinary one first, and
+    whether these are all: there are at most `CONTEXTS_MAX`.
+    """
     conditions = [rule.condition for rule in rules if rule.condition]
     purposes: dict[str | None, None] = {None: None}
     models: dict[ComponentId | None, None] = {None: None}
@@ -174,7 +177,9 @@ def contexts_of(rules: Iterable[Rule], now: datetime) -> list[Context]:
         if condition.window is not None:
             times[condition.window.until(now)] = None
     every = product(purposes, models, levels, times)
-    return [Context(*values) for values in islice(every, CONTEXTS_MAX)]
+    number = len(purposes) * len(models) * len(levels) * len(times)
+    asked = [Context(*values) for values in islice(every, CONTEXTS_MAX)]
+    return asked, number <= CONTEXTS_MAX
 
 
 def _somebody_left(
@@ -192,7 +197,8 @@ def _somebody_left(
     for name in after.enforcer.allowed_names(action, resource):
         asked.update(dict.fromkeys(holders.get(name, ())))
     for subject in asked:
-        contexts = contexts_of(after.enforcer.concerned(subject, action, resource), now)
+        contexts, whole = contexts_of(after.enforcer.concerned(subject, action, resource), now)
+        impact.complete &= whole
         for context in contexts:
             impact.questions += 1
             if isinstance(after.decide(subject, action, resource, context), Allow):

@@ -7,11 +7,11 @@ from datetime import UTC, datetime
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policy.conditions import NOWHERE, Context
+from policy.conditions import NOWHERE, PURPOSES_MAX, Condition, Context
 from policy.decide import Allow, Decision, decide
 from policy.documents import finished
 from policy.enforcer import TenantEnforcer
-from policy.impact import Impact, Side, comparing
+from policy.impact import CONTEXTS_MAX, Impact, Side, comparing
 from policy.permissions import Permission
 from policy.rules import Effect, Link, Rule
 from tests.policy.test_conditions import GROUPS, TENANT
@@ -43,6 +43,10 @@ def compare(before: Side, after: Side, questions_max: int = 1000) -> Impact:
     return finished(comparing(before, after, USERS, GROUPS, NOW, questions_max))
 
 
+def batched(names: list[str], most: int) -> list[list[str]]:
+    return [names[start : start + most] for start in range(0, len(names), most)]
+
+
 @settings(max_examples=200)
 @given(st.sets(plain_rules, max_size=5), some_links, st.sets(plain_rules, max_size=5), some_links)
 def test_gains_losses_and_what_nobody_has_any_more_are_those_of_asking_everything(
@@ -72,3 +76,20 @@ def test_too_many_questions_are_said_to_be_too_many() -> None:
     after = side(set(), set())
     assert compare(before, after).complete
     assert not compare(before, after, questions_max=2).complete
+
+
+def test_conditions_that_make_too_many_contexts_are_said_to_be_too_many() -> None:
+    def with_purposes(number: int) -> Side:
+        names = sorted(f"p{each}" for each in range(number))
+        return side(
+            {
+                Rule(USERS[0], READ, GROUPS[0], Effect.ALLOW, Condition(purposes=tuple(some)))
+                for some in batched(names, PURPOSES_MAX)
+            },
+            set(),
+        )
+
+    nobody = side(set(), set())
+    assert compare(nobody, with_purposes(CONTEXTS_MAX - 2)).complete
+    assert not compare(nobody, with_purposes(CONTEXTS_MAX)).complete
+    assert not compare(with_purposes(CONTEXTS_MAX), nobody).complete
