@@ -234,7 +234,7 @@ class SidecarSettings(BaseSettings):
     """The SLO's quantile, at which both sides are priced."""
     cost_half_window_s: Seconds = 30.0
     """An observation counts for one to two of these."""
-    cost_margin: Annotated[float, Field(ge=0.0, le=1.0)] = 0.1
+    cost_margin: Annotated[float, Field(ge=0.0, le=1.0)] = 0.2
     """How much better the other side must be for a change of sides (hysteresis)."""
     admission: bool = True
     """Whether a block must be worth its write to flash. Off: all are written."""

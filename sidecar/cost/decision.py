@@ -21,8 +21,10 @@ Rules:
   read. The simulator imports this very module.
 - Never more than the hit, and whole blocks only.
 - What is unknown is restored: a cold start restores what comes soon by what is assumed, as long as
-  not much is being brought blindly already. A tier whose figures have faded, and which nobody
-  uses, is asked for a few blocks again, so that it can be found to have recovered.
+  not much is being brought blindly already. Once the engine and one tier are known, another tier
+  that is not is taken to be what is assumed of it: its first loads are how it becomes known. A tier
+  whose figures have faded, and which nobody uses, is asked for a few blocks again, so that it can
+  be found to have recovered.
 - Both sides are priced at the quantile of the SLO. Bringing a quarter of the hit or more is one
   side, less than that the other. To change sides, the other must be better by a margin of what
   computing the hit takes (hysteresis); within a side the best length is taken, of equally good
@@ -168,9 +170,9 @@ class DecisionSettings:
     """`margin`: how much better the other side must be, as a share of what the hit takes to
     compute. `side`: the share of the hit from which on bringing counts as restoring."""
 
-    margin: float = 0.1
+    margin: float = 0.2
     side: float = 0.25
-    gain_min: float = 0.03
+    gain_min: float = 0.12
     """A little is brought only where it gains this share of what recomputing would take."""
     sacrifice: float = 0.3
     """What a request may lose for others, as a share of the least that it can take: one that
@@ -190,7 +192,7 @@ def decide(
     whole = offer.hit[-1].end
     token_s = prices.prefill_token_s
     used = [prices.tiers[tier] for tier in {block.tier for block in offer.hit}]
-    if token_s is None or not all(price.known for price in used):
+    if token_s is None or not any(price.known for price in used):
         return _blind(offer, prices, settings)
     own, all_in = _times(offer, prices, token_s)
     bound = min(own) * (1.0 + settings.sacrifice)

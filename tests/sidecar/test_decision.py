@@ -205,6 +205,20 @@ def test_what_is_computed_in_the_same_step_is_no_time_to_bring_in() -> None:
     assert kinds(decide(offer(host=8), shared, Lean.RECOMPUTE)) == ["Recompute"]
 
 
+def test_beside_a_tier_that_is_known_another_is_what_is_assumed_of_it() -> None:
+    """Else a long prompt with blocks on a disk that is not known yet is computed nearly whole."""
+    long = offer(host=4, nvme=60)
+    unknown = price(2e9, known=False)
+    chosen = decide(long, prices(nvme=unknown), Lean.RESTORE)
+    assert chosen.why is Why.CHEAPER
+    assert chosen.tokens == 64 * BLOCK_TOKENS
+    blind = decide(long, prices(host=price(2e9, known=False), nvme=unknown), Lean.RESTORE)
+    assert blind.why is Why.COLD
+    assert blind.tokens < 16 * BLOCK_TOKENS
+    nobody = decide(long, prices(nvme=unknown, token_s=None), Lean.RESTORE)
+    assert nobody.why is Why.COLD, "the engine is not known either"
+
+
 def test_a_cold_start_does_not_pile_everything_on_an_unknown_tier() -> None:
     unknown = TierPrice(1.0, 0.0, 1 / 2e9, known=False)
     decision = decide(offer(nvme=8), prices(nvme=unknown), Lean.RESTORE)
