@@ -22,7 +22,8 @@ REDUCED = (
         Saturated(32, 30, 4096, 160, 120.0, 2.0, 8.0),
         Scaled(40_000, 256, link_times=7.0),
         1.0,
-        (5,),
+        # Pooled, as judged cases are: the P99 of one trace moves by more than is allowed here.
+        (5, 6, 7),
     ),
     Case("slow_disk", Rag(400, 1.5, 60, 1.0, 3000.0, warm=60), Scaled(20_000, 4, 12.0), 1.0, (6,)),
     Case("busy_engine", Rag(160, 1.5, 120, 1.1, 3000.0), Scaled(11_000, 200), 2.0, (7,)),
