@@ -17,7 +17,7 @@ FIRST_COUNT: Final = 1
 _encode: Final = msgspec.json.Encoder().encode
 
 
-class _Line(msgspec.Struct):
+class _Line(msgspec.Struct, frozen=True):
     """An event in the order of canonical JSON, so that encoding it makes canonical bytes.
 
     Its own form of `strongroom.canonical.canonical_json`, which is ten times slower, because an

@@ -111,17 +111,10 @@ async def test_what_is_cancelled_is_never_carried_out(service: Service) -> None:
 
 @pytest.fixture
 async def replicas(settings: ServiceSettings) -> AsyncIterator[list[Service]]:
-    """Several processes' worth of services on one database and one key directory."""
+    """Several processes' worth of services on one database, key directory and journal."""
+    quiet = settings.model_copy(update={"revocation_check_s": 3600.0})
     async with AsyncExitStack() as stack:
-        started = []
-        for number in range(3):
-            own = {
-                "revocation_check_s": 3600.0,
-                "journal_directory": settings.state_directory / f"journal-{number}",
-                "accept_lost_journal": number > 0,
-            }
-            quiet = settings.model_copy(update=own)
-            started.append(await stack.enter_async_context(running(quiet)))
+        started = [await stack.enter_async_context(running(quiet)) for _ in range(3)]
         yield started
 
 
