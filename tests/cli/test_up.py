@@ -162,7 +162,7 @@ def test_onboard_revoke_and_verify(installation: Installation, tmp_path: Path) -
         "--certificate",
         str(certificate),
     )
-    assert "in_force" in said
+    assert ": in force since " in said
     assert "embedded" in said
 
     keys = tmp_path / "keys.json"
