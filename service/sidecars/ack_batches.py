@@ -7,6 +7,7 @@ the sidecars' ids.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Final
 
@@ -64,9 +65,15 @@ class AckBatches:
             refusals = await self._transaction(batch)
         except (DBAPIError, OperationalError, InterfaceError, OSError):
             refusals = [Unavailable("the database did not take the acknowledgement")] * len(batch)
-        except BaseException:
+        except asyncio.CancelledError:
             # Whoever ran this is gone; the others' turn comes again.
             self._waiting = batch + self._waiting
+            raise
+        except Exception:
+            # Put back, one that can never be taken would keep all others from ever being taken.
+            for each in batch:
+                each.refusal = Unavailable("the acknowledgement was not taken")
+                each.done = True
             raise
         for each, refusal in zip(batch, refusals, strict=True):
             each.refusal, each.done = refusal, True
